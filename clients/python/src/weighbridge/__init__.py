@@ -1,0 +1,1 @@
+"""weighbridge client library."""
