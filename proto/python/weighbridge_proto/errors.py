@@ -53,6 +53,7 @@ class RpcFailure:
         retry_after_s: seconds after which trying again makes sense; None where waiting does not help.
         field_violations: (field path, what is wrong with it) of a bad request.
         quota_violations: (what is short, by how much) where bytes are missing.
+        is_ours: a weighbridge service stated the reason; False where it was derived from the code alone.
     """
 
     code: grpc.StatusCode
@@ -62,6 +63,7 @@ class RpcFailure:
     retry_after_s: float | None = None
     field_violations: tuple[tuple[str, str], ...] = ()
     quota_violations: tuple[tuple[str, str], ...] = ()
+    is_ours: bool = field(default=True, compare=False)
 
     def to_status(self) -> status_pb2.Status:
         """The failure as ``google.rpc.Status``.
@@ -116,7 +118,7 @@ class RpcFailure:
     def from_status(cls, status: status_pb2.Status) -> "RpcFailure":
         """Read a ``google.rpc.Status``; details of kinds that we do not use are skipped."""
         code = code_of(status.code)
-        reason, metadata = "", dict[str, str]()
+        reason, metadata, is_ours = "", dict[str, str](), False
         retry_after_s: float | None = None
         fields: list[tuple[str, str]] = []
         quotas: list[tuple[str, str]] = []
@@ -127,7 +129,7 @@ class RpcFailure:
             quota = error_details_pb2.QuotaFailure()
             try:
                 if packed.Unpack(info):
-                    reason, metadata = info.reason, dict(info.metadata)
+                    reason, metadata, is_ours = info.reason, dict(info.metadata), info.domain == DOMAIN
                 elif packed.Unpack(retry):
                     retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
                 elif packed.Unpack(bad_request):
@@ -136,7 +138,9 @@ class RpcFailure:
                     quotas += [(v.subject, v.description) for v in quota.violations]
             except (message.DecodeError, ValueError):
                 continue  # a foreign server's broken detail must not hide the status itself
-        return cls(code, reason or code.name, status.message, metadata, retry_after_s, tuple(fields), tuple(quotas))
+        return cls(
+            code, reason or code.name, status.message, metadata, retry_after_s, tuple(fields), tuple(quotas), is_ours
+        )
 
     @classmethod
     def from_rpc_error(cls, error: grpc.RpcError) -> "RpcFailure":
@@ -157,8 +161,8 @@ class RpcFailure:
                 if code_of(status.code) is code:
                     return cls.from_status(status)
         if code is grpc.StatusCode.UNAVAILABLE:
-            return cls(code, UNREACHABLE, f"The service cannot be reached: {text or 'no answer'}")
-        return cls(code, code.name, text or f"The call ended with {code.name}.")
+            return cls(code, UNREACHABLE, f"The service cannot be reached: {text or 'no answer'}", is_ours=False)
+        return cls(code, code.name, text or f"The call ended with {code.name}.", is_ours=False)
 
     def to_message(self) -> failure_pb2.Failure:
         """The failure as an event carries it. Violations stay behind; the wait is kept as a figure."""
