@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from weighbridge_proto import targets
 
 DEFAULT_TIMEOUT_S = 3.0
@@ -23,14 +23,20 @@ def check(target: str, service: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) 
     """
     # A synchronous channel: this process asks one question and ends.
     with grpc.insecure_channel(target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+        ask = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        answer = ask(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the status; 0 when the service serves, 1 when it does not, 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="weighbridge_common.healthcheck", description="Ask a service whether it serves.")
+    parser = argparse.ArgumentParser(
+        prog="weighbridge_common.healthcheck", description="Ask a service whether it serves."
+    )
     parser.add_argument("name", nargs="?", choices=targets.SERVICES, help="a service, found the way clients find it")
     parser.add_argument("--target", help="a gRPC target instead of a name, such as unix:/path/to.sock")
     parser.add_argument("--service", default="", help="the gRPC service to ask about; empty: the whole process")

@@ -1,0 +1,106 @@
+# Everything a person or CI does with this repository. `make` alone lists it. Works with GNU make from 3.81 (macOS) on.
+
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The Python that makes the virtual environment: the first of these that is 3.11 or newer. Choose one with PYTHON=...
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+endif
+
+# pip asks nobody anything and keeps quiet about its own version; its errors stay visible.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+DISTRIBUTIONS := proto services/common services/fit services/ledger services/engines clients/python
+REQUIREMENTS := requirements-dev.txt constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+PROTOS := $(shell find proto/weighbridge -name '*.proto') proto/generate.py proto/hatch_build.py
+TYPED := proto/python services/common/src services/fit/src services/ledger/src services/engines/src clients/python/src
+DOCKERFILES := $(wildcard services/*/Dockerfile clients/*/Dockerfile)
+# No engine is asked: what compose checks here is the files.
+COMPOSE := DOCKER_HOST=unix:///dev/null $(BIN)/docker-compose
+
+INSTALLED := $(VENV)/.installed
+GENERATED := $(VENV)/.generated
+
+.PHONY: help setup demo up test lint format bench proto proto-baseline clean
+
+help: ## this list
+	@echo 'make TARGET'
+	@echo
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter of the virtual environment (3.11 or newer).'
+	@echo 'TESTS=services/ledger/tests ARGS="-k activate -x" narrows make test.'
+
+setup: $(INSTALLED) $(GENERATED) ## install everything for development into .venv
+
+$(BIN)/python:
+	@if [ -z '$(PYTHON)' ]; then \
+		echo 'weighbridge needs Python 3.11 or newer, and found none. Install one, or name it: make PYTHON=/path/to/python3.12' >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is no Python 3.11 or newer. Name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) comes without venv. On Debian and Ubuntu: apt-get install python3-venv. Then run make again." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# The stamp is written last: an interrupted installation is taken up again, a finished one is not repeated.
+$(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
+	@echo 'Installing into $(VENV): some minutes the first time.'
+	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@touch $(GENERATED) $(INSTALLED)
+
+# An installation generates the code of the contracts too; this is for contracts that changed after it.
+$(GENERATED): $(PROTOS) | $(INSTALLED)
+	@echo 'Generating the code of the contracts.'
+	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall -e ./proto
+	@touch $(GENERATED)
+
+demo: setup ## a model weighed, admitted and talking, with the trace of it all
+	@$(BIN)/weighbridge demo
+
+up: setup ## the whole suite on this machine, until Ctrl-C
+	@$(BIN)/weighbridge up
+
+test: setup ## every test (TESTS=path, ARGS='pytest options')
+	@$(BIN)/python -m pytest $(ARGS) $(TESTS)
+
+lint: setup ## formatting, lint, types, contracts, containers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+	cd proto && ../$(BIN)/buf lint
+	cd proto && ../$(BIN)/buf format --diff --exit-code
+	cd proto && ../$(BIN)/buf breaking --against baseline.binpb
+	$(COMPOSE) config --quiet
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/hadolint $(DOCKERFILES)
+
+format: setup ## rewrite Python and .proto files as lint wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	cd proto && ../$(BIN)/buf format --write
+
+bench: setup ## every figure, as ratios in one run
+	@$(BIN)/python -m benchmarks
+
+proto: setup ## generate the code of the contracts again
+	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall -e ./proto
+	@touch $(GENERATED)
+
+# The baseline is what clients out there were built against. Renewing it is a promise, so it goes with a line that tells
+# people what changed.
+proto-baseline: setup ## renew proto/baseline.binpb, together with a line in CHANGELOG.md
+	@if [ -z "$$(git status --porcelain -- CHANGELOG.md)" ]; then \
+		echo 'proto/baseline.binpb is what existing clients were built against. Say in CHANGELOG.md what changes for' >&2; \
+		echo 'them, under "Contracts", then run make proto-baseline again and commit the two together.' >&2; exit 1; fi
+	@cd proto && ../$(BIN)/buf build -o baseline.binpb
+	@echo 'proto/baseline.binpb is renewed. Commit it together with CHANGELOG.md.'
+
+clean: ## remove the virtual environment, generated code and caches
+	rm -rf $(VENV) .demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find proto/python/weighbridge_proto -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
+	find services clients benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
