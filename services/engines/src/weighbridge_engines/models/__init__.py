@@ -1,0 +1,1 @@
+"""Makers of the models that demos and tests use: made from installed packages, never committed or fetched."""
