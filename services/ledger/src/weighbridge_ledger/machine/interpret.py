@@ -31,6 +31,9 @@ MIB = 2**20
 OVERLAP_CAP_NUMERATOR, OVERLAP_CAP_DENOMINATOR = 9, 10
 
 
+NO_FREE_MEMORY = "The machine's free memory cannot be measured here: what other programs hold counts as nothing."
+
+
 class UnreadableMachineError(ValueError):
     """No reading says how much memory the machine has. The message says what to do."""
 
@@ -224,7 +227,7 @@ def _host_live(
     if readings.meminfo is not None:
         available = meminfo_bytes(readings.meminfo, "MemAvailable")
     if available is None:
-        findings.append(Finding("FREE_MEMORY_UNSUPPORTED", "The machine's free memory cannot be measured here."))
+        findings.append(Finding("FREE_MEMORY_UNSUPPORTED", NO_FREE_MEMORY))
         return UNMEASURED
     if not 0 <= available <= physical:
         findings.append(_free_exceeds("The machine", available, physical))
@@ -240,7 +243,7 @@ def _host_live(
 def _darwin_live(text: str, ram: int, findings: list[Finding]) -> LiveMemory:
     pages = parse_vm_stat(text)
     if pages is None:
-        findings.append(Finding("FREE_MEMORY_UNSUPPORTED", "The machine's free memory cannot be measured here."))
+        findings.append(Finding("FREE_MEMORY_UNSUPPORTED", NO_FREE_MEMORY))
         return UNMEASURED
     if pages.free_bytes > ram:
         findings.append(_free_exceeds("The machine", pages.free_bytes, ram))
@@ -269,7 +272,10 @@ def _live_device(reading: DeviceReading, findings: list[Finding]) -> LiveDevice:
         free = used = None
     elif free is None and used is None:
         findings.append(
-            Finding("DEVICE_USE_UNSUPPORTED", f"{reading.name} does not say how much of its memory is in use.")
+            Finding(
+                "DEVICE_USE_UNSUPPORTED",
+                f"{reading.name} does not say what is in use: what other programs hold on it counts as nothing.",
+            )
         )
     elif free is None and used is not None:
         free = total - used

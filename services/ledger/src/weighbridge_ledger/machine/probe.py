@@ -42,8 +42,12 @@ LIVE_TIMEOUT_S = 5.0
 """A live reading that takes longer is not waited for any more, and no second one is started beside it."""
 
 
-TIMED_OUT = LiveMemory(findings=(Finding("PROBE_TIMED_OUT", "Measuring free memory took too long."),))
-FAILED = LiveMemory(findings=(Finding("PROBE_FAILED", "Free memory cannot be measured here."),))
+TIMED_OUT = LiveMemory(
+    findings=(Finding("PROBE_TIMED_OUT", "Measuring free memory took too long: other programs count as nothing now."),)
+)
+FAILED = LiveMemory(
+    findings=(Finding("PROBE_FAILED", "Free memory cannot be measured: other programs count as nothing now."),)
+)
 
 
 class ThisMachine:
@@ -119,9 +123,8 @@ class MachineProbe:
             return self._latest[1]
         if self._in_flight is None or self._in_flight.done():
             self._in_flight, self._started = in_thread(self._measure), self._clock()
+        # One that hangs has used its time up for every later call: wait_for then answers at once.
         patience = self._timeout_s - (self._clock() - self._started)
-        if patience <= 0:
-            return TIMED_OUT
         try:
             # Shielded, because several callers wait for the one reading.
             live = await asyncio.wait_for(asyncio.shield(self._in_flight), patience)
@@ -142,7 +145,12 @@ class MachineProbe:
             devices=(*live.devices, *(LiveDevice(device.device_id) for device in missing)),
             findings=(
                 *live.findings,
-                *(Finding("DEVICE_NOT_ANSWERING", f"{device.name} does not answer.") for device in missing),
+                *(
+                    Finding(
+                        "DEVICE_NOT_ANSWERING", f"{device.name} does not answer: other programs on it count as nothing."
+                    )
+                    for device in missing
+                ),
             ),
         )
 
