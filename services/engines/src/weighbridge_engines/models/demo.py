@@ -101,8 +101,11 @@ def _write(source: Path, out_dir: Path) -> None:
     heads, kv_heads = field("llama.attention.head_count"), field("llama.attention.head_count_kv")
     hidden, layers = field("llama.embedding_length"), field("llama.block_count")
 
+    # MLX opens a GGUF for writing, even to read it, and an installed package may belong to someone else.
+    own_copy = out_dir / "source.gguf"
+    shutil.copyfile(source, own_copy)
     weights: dict[str, Any] = {}
-    for key, value in mx.load(os.fspath(source)).items():
+    for key, value in mx.load(os.fspath(own_copy)).items():
         name = mlx_name(key)
         if name is not None:
             rotary_heads = {"attn_q": heads, "attn_k": kv_heads}.get(key.split(".")[-2])
@@ -112,6 +115,7 @@ def _write(source: Path, out_dir: Path) -> None:
         for projection, rows in (("q", hidden), ("k", head_dim * kv_heads), ("v", head_dim * kv_heads)):
             weights[f"model.layers.{layer}.self_attn.{projection}_proj.bias"] = mx.zeros((rows,), mx.float16)
     mx.save_safetensors(os.fspath(out_dir / "model.safetensors"), weights, {"format": "mlx"})
+    own_copy.unlink()
 
     embedding_words = weights["model.embed_tokens.weight"].shape[1]
     embedding_bits = embedding_words * _BITS_PER_WORD // hidden
