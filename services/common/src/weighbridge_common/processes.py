@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from weighbridge_proto.memory.v1 import process_pb2
 
 _PROC = Path("/proc")
 
@@ -24,13 +25,24 @@ class ProcessIdentity:
         start_time: when it started. Linux: clock ticks since boot, exact (field 22 of /proc/PID/stat). Elsewhere:
             microseconds since the epoch.
         boot_id: the boot of the machine that it lives in; empty where the system does not tell.
-        pid_namespace: inode of its pid namespace (Linux); empty elsewhere.
+        pid_namespace: its pid namespace (Linux: ``pid:[4026531836]``); empty elsewhere.
     """
 
     pid: int
     start_time: int
     boot_id: str
     pid_namespace: str
+
+    def to_message(self) -> process_pb2.ProcessIdentity:
+        """The identity as the contracts carry it."""
+        return process_pb2.ProcessIdentity(
+            pid=self.pid, start_time=self.start_time, boot_id=self.boot_id, pid_namespace=self.pid_namespace
+        )
+
+    @classmethod
+    def from_message(cls, message: process_pb2.ProcessIdentity) -> "ProcessIdentity":
+        """Read what :meth:`to_message` wrote."""
+        return cls(message.pid, message.start_time, message.boot_id, message.pid_namespace)
 
 
 def current() -> ProcessIdentity:
@@ -72,9 +84,9 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """The inode of this process's pid namespace; empty where there is no such thing."""
+    """The pid namespace of this process; empty where there is no such thing."""
     try:
-        return str((_PROC / "self/ns/pid").stat().st_ino)
+        return str((_PROC / "self/ns/pid").readlink())
     except OSError:
         return ""
 

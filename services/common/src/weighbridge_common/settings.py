@@ -4,11 +4,12 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import pydantic
 import pydantic_settings
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 USAGE_EXIT_CODE = 2
 """Exit code of a process that was started with wrong settings."""
@@ -84,6 +85,14 @@ class _Environment(pydantic_settings.EnvSettingsSource):
         super().__init__(settings_cls)
         self.env_vars = {name.lower(): value for name, value in environ.items()}
 
+    def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
+        """As inherited; a value that must be JSON and is not is told by its variable."""
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        except ValueError as error:
+            variable = cast(type[ServiceSettings], self.settings_cls).variable(field_name)
+            raise SettingsError(f'{variable}: must be JSON, such as ["a", "b"] ({error}).') from error
+
 
 def parse(cls: type[S], environ: Mapping[str, str]) -> S:
     """Read the settings ``cls`` from ``environ``.
@@ -96,9 +105,6 @@ def parse(cls: type[S], environ: Mapping[str, str]) -> S:
     try:
         values: dict[str, Any] = _Environment(cls, environ)()
         return cls(**values)
-    except pydantic_settings.SettingsError as error:
-        # Raised for a value that must be JSON and is not; only its text tells the field.
-        raise SettingsError(f"{cls.model_config.get('env_prefix', '')}*: {error}") from error
     except pydantic.ValidationError as error:
         lines = [f"{_variable_at(cls, problem['loc'])}: {problem['msg']}" for problem in error.errors()]
         raise SettingsError("\n".join(lines)) from error

@@ -30,6 +30,9 @@ EXPORT_TIMEOUT_S = 5.0
 SHUTDOWN_TIMEOUT_S = 3.0
 """How long the last export may hold up the end of a process whose collector does not answer."""
 
+DEADLINE_SLACK_S = 0.1
+"""A client that gives up at its deadline resets the stream a moment before the server's own clock reaches it."""
+
 
 def tracer() -> Tracer:
     """The tracer for a service's own spans; without an SDK it does nothing."""
@@ -135,7 +138,7 @@ class ServerTelemetry(grpc.aio.ServerInterceptor):
             except asyncio.CancelledError:
                 # The server cancels a call whose deadline passed just as one whose client gave up.
                 left = context.time_remaining()
-                over = left is not None and left <= 0
+                over = left is not None and left <= DEADLINE_SLACK_S
                 call.end(grpc.StatusCode.DEADLINE_EXCEEDED if over else grpc.StatusCode.CANCELLED)
                 raise
             except grpc.aio.AbortError:
