@@ -1,0 +1,113 @@
+"""The book: every verb in one place, and what can be read off it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from weighbridge_ledger.book.admission import AdmissionVerbs
+from weighbridge_ledger.book.entries import Released
+from weighbridge_ledger.book.holding import HolderVerbs
+from weighbridge_ledger.book.states import HOST, Ceilings, External, Lease, Observed
+from weighbridge_ledger.book.upkeep import UpkeepVerbs
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease with everything that is known about it just now, except its secret."""
+
+    lease: Lease
+    queue_position: int = 0
+    deadline: float | None = None
+    """On the monotonic clock."""
+    vacate_deadline: float | None = None
+    uses: int = 0
+    last_use_wall: float = 0.0
+    connected: bool = False
+    observed: Observed | None = None
+    cause: str = ""
+    released_wall: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Sums of charges."""
+
+    host_bytes: int
+    devices: dict[str, int]
+    total_bytes: int
+
+    def on(self, pool: str) -> int:
+        """The sum in one pool."""
+        return self.host_bytes if pool == HOST else self.devices.get(pool, 0)
+
+
+class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
+    """Who holds which bytes of one machine.
+
+    Verbs take the moment they happen at and leave what must be committed and told in `drain()`. They raise `Refused`
+    and have then changed nothing. Not safe for concurrent use: one owner calls it, one verb at a time.
+    """
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """The ceilings that admission uses now."""
+        return self._ceilings
+
+    @property
+    def external(self) -> External:
+        """What programs outside the ledger were last measured to hold."""
+        return self._measured
+
+    @property
+    def queue_depth(self) -> int:
+        """Claims that wait."""
+        return len(self._queue)
+
+    @property
+    def lease_count(self) -> int:
+        """Leases that are charged."""
+        return len(self._entries)
+
+    def committed(self) -> Committed:
+        """What leases are charged."""
+        devices = {device: size for device, size in self._usage.devices.items() if size}
+        return Committed(self._usage.host_bytes, devices, self._usage.total_bytes)
+
+    def secret_of(self, lease_id: str) -> str | None:
+        """The secret to tell the holder; None after a restart or when there is no such lease."""
+        entry = self._entries.get(lease_id)
+        return None if entry is None else entry.secret
+
+    def view(self, lease_id: str) -> LeaseView | None:
+        """One lease, also a queued or a recently released one."""
+        entry = self._entries.get(lease_id)
+        if entry is not None:
+            return LeaseView(
+                entry.lease,
+                deadline=entry.deadline,
+                vacate_deadline=entry.vacate_deadline,
+                uses=len(entry.uses),
+                last_use_wall=entry.last_use_wall,
+                connected=entry.keep_alives > 0,
+                observed=entry.observed,
+            )
+        sequence = self._queued.get(lease_id)
+        waiter = None if sequence is None else self._queue.get(sequence)
+        if waiter is not None:
+            position = self._queue.position(waiter.sequence)
+            return LeaseView(waiter.lease, queue_position=position, deadline=waiter.deadline)
+        return next((_view_of(ended) for ended in reversed(self._released) if ended.lease.lease_id == lease_id), None)
+
+    def lease_ids(self, *, include_released: bool = False) -> list[str]:
+        """All leases, in the order of asking."""
+        leases = [entry.lease for entry in self._entries.values()] + [waiter.lease for waiter in self._queue]
+        if include_released:
+            leases += [ended.lease for ended in self._released]
+        return [lease.lease_id for lease in sorted(leases, key=lambda lease: lease.sequence)]
+
+    def charged(self) -> Iterator[LeaseView]:
+        """The leases that are charged, in no particular order."""
+        return (view for view in map(self.view, list(self._entries)) if view is not None)
+
+
+def _view_of(ended: Released) -> LeaseView:
+    return LeaseView(ended.lease, cause=ended.cause, released_wall=ended.wall)

@@ -1,0 +1,65 @@
+"""What the book tells: one event per transition, in the order in which they happened."""
+
+import enum
+from dataclasses import dataclass
+
+from weighbridge_ledger.book.refusals import Reason
+from weighbridge_ledger.book.states import Ceilings, Lease
+
+
+class EventKind(enum.StrEnum):
+    """What happened to a lease, or to the machine."""
+
+    QUEUED = "QUEUED"
+    GRANTED = "GRANTED"
+    ACTIVATED = "ACTIVATED"
+    SUSPECTED = "SUSPECTED"
+    ATTACHED = "ATTACHED"
+    RESIZED = "RESIZED"
+    VACATING = "VACATING"
+    OVERDUE = "OVERDUE"
+    RELEASED = "RELEASED"
+    CEILINGS_CHANGED = "CEILINGS_CHANGED"
+
+
+class ReleaseCause(enum.StrEnum):
+    """Why a lease ended."""
+
+    HOLDER = "HOLDER"
+    """Its holder gave it back."""
+    CANCELLED = "CANCELLED"
+    """Its Admit call ended before it was activated."""
+    NOT_ACTIVATED = "NOT_ACTIVATED"
+    """Granted, and activate_by passed (rule 6)."""
+    PROCESSES_DEAD = "PROCESSES_DEAD"
+    """Every process of it was proven dead (rule 12)."""
+    FENCED = "FENCED"
+    """Its foreign holder was silent for term + grace and has killed its engine by its own rule (rule 12)."""
+    WAITED_TOO_LONG = "WAITED_TOO_LONG"
+    """It waited until its deadline."""
+    EXCEEDS_CAPACITY = "EXCEEDS_CAPACITY"
+    """While it waited, the ceilings fell below it."""
+    NOT_STORED = "NOT_STORED"
+    """The grant could not be committed, so nobody was told."""
+    OPERATOR = "OPERATOR"
+    """An operator said that its processes are gone (rule 12)."""
+
+
+REFUSAL_OF: dict[ReleaseCause, Reason] = {
+    ReleaseCause.NOT_ACTIVATED: Reason.GRANT_NOT_ACTIVATED,
+    ReleaseCause.WAITED_TOO_LONG: Reason.ADMISSION_TIMED_OUT,
+    ReleaseCause.EXCEEDS_CAPACITY: Reason.CLAIM_EXCEEDS_CAPACITY,
+    ReleaseCause.NOT_STORED: Reason.STORE_UNAVAILABLE,
+}
+"""What an Admit stream is told when its lease ends for one of these causes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One transition. `lease` is the record after it (with its last charge, when it was released)."""
+
+    kind: EventKind
+    wall: float
+    lease: Lease | None = None
+    cause: ReleaseCause | None = None
+    ceilings: Ceilings | None = None
