@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.trace.v1 import trace_pb2
 from weighbridge_common import listening
 from weighbridge_common.listening import StartError
-from weighbridge_common.server import ServerContext, run_service, start_server
+from weighbridge_common.server import ServerContext, start_server
 from weighbridge_common.settings import ServiceSettings, SettingsError
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.errors import RpcFailure
@@ -357,16 +357,9 @@ async def test_a_build_that_fails_leaves_no_socket(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_run_service_always_exits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run_service(ServiceSettings(listen="0.0.0.0:0"), "fit", nothing)
-    assert ended.value.code == 2
-    assert "TLS" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "fit:5051"])
 def test_an_address_that_others_can_reach_needs_leave(listen: str) -> None:
-    with pytest.raises(SettingsError, match="LISTEN: .*TLS and a token"):
+    with pytest.raises(SettingsError, match=r"LISTEN: .*TLS and a token"):
         listening.choose_address(ServiceSettings(listen=listen), "fit")
     allowed = listening.choose_address(ServiceSettings(listen=listen, allow_insecure_remote=True), "fit")
     assert allowed.bind_to() == listen

@@ -283,11 +283,15 @@ async def test_the_server_cuts_long_streams_for_clients_that_do_not(serve: Any, 
 
 
 async def test_spans_and_durations_carry_the_names_of_the_rpc_conventions(serve: Any, recorder: Any) -> None:
+    seen: dict[str, str] = {}
+
     async def handler(request: bytes, context: Any) -> bytes:
+        seen.update(context.invocation_metadata())
         return request
 
     opened = await serve(Call=unary(handler))
     await opened.unary_unary(METHOD)(b"", metadata=(("own", "kept"),))
+    assert seen["own"] == "kept"
     client, server = await recorder.both()
     common = {"rpc.system.name": "grpc", "rpc.method": "test.Service/Call", "rpc.status_code": "OK"}
     assert dict(server.attributes) == common

@@ -12,6 +12,7 @@ A service's ``__main__`` is::
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -45,6 +46,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger(__name__)
 
@@ -194,6 +197,8 @@ def run_service(settings: ServiceSettings, name: str, build: Build) -> NoReturn:
             asyncio.run(_serve_until_signal(settings, name, build))
         finally:
             end_telemetry()
+            for number in _STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # all is done: an impatient signal must not spoil the exit code
     except SettingsError as error:
         print(f"Wrong settings.\n{error}", file=sys.stderr)
         raise SystemExit(USAGE_EXIT_CODE) from None
@@ -210,8 +215,21 @@ def run_service(settings: ServiceSettings, name: str, build: Build) -> NoReturn:
 async def _serve_until_signal(settings: ServiceSettings, name: str, build: Build) -> None:
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOP_SIGNALS:
+        # Not signal.signal: gRPC's threads may be the ones that get the signal, and only this wakes the loop then.
         loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        await _start_and_stop(settings, name, build, signals)
+    finally:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+            # What is left (worker threads, the last traces) may be slow: a signal then ends the process where it is.
+            signal.signal(number, lambda *_: os._exit(0))
+
+
+async def _start_and_stop(
+    settings: ServiceSettings, name: str, build: Build, signals: asyncio.Queue[signal.Signals]
+) -> None:
     starting = asyncio.create_task(start_server(settings, name, build))
     if not await _before_signal(starting, signals):
         _log.info("stopped_while_starting")
