@@ -32,7 +32,7 @@ GENERATED := $(VENV)/.generated
 help: ## this list
 	@echo 'make TARGET'
 	@echo
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'PYTHON=python3.12 chooses the interpreter of the virtual environment (3.11 or newer).'
 	@echo 'TESTS=services/ledger/tests ARGS="-k activate -x" narrows make test.'
