@@ -1,0 +1,106 @@
+"""Options that several commands share."""
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge.machines import parse_machine
+from weighbridge.options import ENGINES, parse_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ENGINE_KIND_OF_NAME = {
+    "mlx": plan_pb2.ENGINE_KIND_MLX,
+    "sd": plan_pb2.ENGINE_KIND_SD,
+    "ds4": plan_pb2.ENGINE_KIND_DS4,
+    "generic": plan_pb2.ENGINE_KIND_GENERIC,
+}
+
+
+class MachineParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``unified:64``, ``discrete:64+24``, ``cpu:32``."""
+
+    name = "machine"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> machine_pb2.Machine | None:
+        """See click.ParamType."""
+        if isinstance(value, machine_pb2.Machine):
+            return value
+        try:
+            return parse_machine(str(value))
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
+
+
+class PixelsParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``1024x768``: width and height in pixels."""
+
+    name = "WxH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """See click.ParamType."""
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"([1-9]\d{0,4})[xX×]([1-9]\d{0,4})", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no size. Write width and height in pixels: 1024x1024.", param, ctx)
+        return int(match[1]), int(match[2])
+
+
+def json_option(command: F) -> F:
+    """``--json``."""
+    return click.option("--json", "json_output", is_flag=True, help="Print protobuf JSON instead of text.")(command)
+
+
+def machine_option(command: F) -> F:
+    """``--machine``."""
+    return click.option(
+        "--machine",
+        type=MachineParam(),
+        help="A what-if machine instead of this one: unified:64, discrete:64+24, cpu:32 (GiB).",
+    )(command)
+
+
+def engine_option(command: F) -> F:
+    """``--engine``: which engine service."""
+    return click.option(
+        "--engine", type=click.Choice(["mlx", "sd", "ds4"]), help="The engine. Default: as the model needs."
+    )(command)
+
+
+def workload_options(command: F) -> F:
+    """``--context``, ``--slots`` and ``--set``: what the model shall be able to do, and choices of the engine."""
+    for option in (
+        click.option(
+            "--set", "settings", multiple=True, metavar="NAME=VALUE", help="An option of the engine. Repeatable."
+        ),
+        click.option("--slots", type=click.IntRange(1, 1024), help="Conversations held at once."),
+        click.option("--context", type=click.IntRange(1, 1 << 40), help="Prompt and answer together, in tokens."),
+    ):
+        command = option(command)
+    return command
+
+
+def chat_workload(context: int | None, slots: int | None) -> plan_pb2.Workload | None:
+    """The workload of ``--context`` and ``--slots``; None if neither is given."""
+    if context is None and slots is None:
+        return None
+    return plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=context or 0, slots=slots or 0))
+
+
+def engine_options(settings: tuple[str, ...], engine: str | None) -> plan_pb2.EngineOptions | None:
+    """The options of ``--set``.
+
+    Raises:
+        click.BadParameter: they cannot be set.
+    """
+    try:
+        return parse_options(settings, engine if engine in ENGINES else None)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="--set") from None

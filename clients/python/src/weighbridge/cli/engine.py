@@ -1,0 +1,138 @@
+"""`load`, `unload` and `ps`: what the engines hold."""
+
+import asyncio
+
+import click
+from weighbridge_proto import targets
+from weighbridge_proto.engines.v1 import engine_service_pb2
+from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
+
+from weighbridge.cli.arguments import chat_workload, engine_option, engine_options, json_option, workload_options
+from weighbridge.cli.load_display import LoadDisplay
+from weighbridge.cli.output import console, print_json
+from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite, run_command
+from weighbridge.cli.tables import enum_word, print_engines
+from weighbridge.client import Engine, Suite
+from weighbridge.failures import CallError, unreachable
+from weighbridge.sizes import format_size
+
+DEFAULT_ENGINE = "mlx"
+
+
+async def choose_engine(suite: Suite, asked: str | None, model: weights_pb2.ModelRef | None) -> Engine:
+    """The engine that serves ``model``: the one asked for, the only one there is, else the one its plan names."""
+    if asked:
+        return suite.engine(asked)
+    here = engine_kinds_here()
+    if len(here) <= 1 or model is None:
+        return suite.engine(here[0] if here else DEFAULT_ENGINE)
+    plan = await suite.plan_model(model)
+    kind = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
+    if f"engine-{kind}" not in targets.SERVICES:
+        raise CommandError(f"No engine here can load {plan.model_name}: it can be priced, not run.")
+    return suite.engine(kind)
+
+
+@click.command()
+@click.argument("model")
+@workload_options
+@engine_option
+@click.option("--pin", is_flag=True, help="Never make room for others, never unload for idleness.")
+@click.option(
+    "--idle-timeout", type=click.FloatRange(min=0, min_open=True), help="Unload after this many idle seconds."
+)
+@click.option(
+    "--max-wait", type=click.FloatRange(min=0, min_open=True), help="Wait for memory at most this many seconds."
+)
+@json_option
+def load(
+    model: str,
+    context: int | None,
+    slots: int | None,
+    settings: tuple[str, ...],
+    engine: str | None,
+    pin: bool,
+    idle_timeout: float | None,
+    max_wait: float | None,
+    json_output: bool,
+) -> None:
+    """Load MODEL: plan it, admit it, start it. Ctrl-C stops the load and leaves nothing behind."""
+    workload = chat_workload(context, slots)
+    options = engine_options(settings, engine)
+
+    async def body() -> None:
+        async with open_suite() as suite:
+            ref = await suite.resolve_model(model)
+            chosen = await choose_engine(suite, engine, ref)
+            events = chosen.load(
+                ref,
+                workload=workload,
+                options=options,
+                pinned=pin,
+                idle_timeout_s=idle_timeout,
+                max_wait_s=max_wait,
+            )
+            with LoadDisplay(console(stderr=True)) as display:
+                async for event in events:
+                    if json_output:
+                        print_json(event, one_line=True)
+                    else:
+                        display.show(event)
+
+    run_command("load", body, json_output=json_output)
+
+
+@click.command()
+@engine_option
+@click.option("--force", is_flag=True, help="Do not wait for the requests in flight: they fail.")
+@json_option
+def unload(engine: str | None, force: bool, json_output: bool) -> None:
+    """Unload the engine's model and give its memory back."""
+
+    async def body() -> None:
+        async with open_suite() as suite:
+            here = engine_kinds_here()
+            if engine is None and len(here) > 1:
+                raise CommandError(f"Several engines run here. Say which: --engine {' or --engine '.join(here)}")
+            chosen = await choose_engine(suite, engine, None)
+            response = await chosen.unload(force=force)
+        if json_output:
+            print_json(response)
+        elif response.HasField("unloaded"):
+            held = response.unloaded.lease.charge.host_bytes
+            click.echo(f"Unloaded {response.unloaded.model_name}, {format_size(held)} given back.")
+        else:
+            click.echo("Nothing was loaded.")
+
+    run_command("unload", body, json_output=json_output)
+
+
+@click.command()
+@json_option
+def ps(json_output: bool) -> None:
+    """The engines and what each has loaded. With --json one GetEngineResponse per line."""
+
+    async def body() -> None:
+        async with open_suite() as suite:
+            here = engine_kinds_here() or [DEFAULT_ENGINE]
+            answers = await asyncio.gather(*(_describe(suite.engine(kind)) for kind in here))
+            engines = [answer for answer in answers if isinstance(answer, engine_service_pb2.GetEngineResponse)]
+            failures = [answer for answer in answers if isinstance(answer, CallError)]
+            if not engines:
+                raise failures[0] if failures else unreachable(DEFAULT_ENGINE, suite.target(f"engine-{DEFAULT_ENGINE}"))
+        if json_output:
+            for response in engines:
+                print_json(response, one_line=True)
+        else:
+            print_engines(console(), [response.engine for response in engines])
+        for failed in failures:
+            click.echo(failed.failure.message, err=True)
+
+    run_command("ps", body, json_output=json_output)
+
+
+async def _describe(engine: Engine) -> engine_service_pb2.GetEngineResponse | CallError:
+    try:
+        return await engine.describe()
+    except CallError as failed:
+        return failed

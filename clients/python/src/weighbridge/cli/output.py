@@ -1,0 +1,52 @@
+"""What the command prints: tables for people, protobuf JSON for programs."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from weighbridge_proto.errors import RpcFailure
+
+PIPED_WIDTH = 160
+"""Columns when nobody watches: a table in a file or a log must not be folded to a guessed terminal."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where tables and lines for people go."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream, width=None if stream.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False
+    )
+
+
+def say(text: str) -> None:
+    """One line for people, beside the output proper: on standard error."""
+    click.echo(text, err=True)
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """A response as protobuf JSON: proto field names, 64-bit integers as strings, zeros written out."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def print_json(value: Message | Mapping[str, Any], *, one_line: bool = False) -> None:
+    """Print one JSON object; ``one_line`` for the events of a stream."""
+    data = as_json(value) if isinstance(value, Message) else dict(value)
+    click.echo(json.dumps(data, ensure_ascii=False, indent=None if one_line else 2))
+
+
+def print_failure(failure: RpcFailure, *, json_output: bool) -> None:
+    """Say on standard error why a call failed."""
+    if json_output:
+        say(json.dumps({"failure": as_json(failure.to_message())}, ensure_ascii=False))
+        return
+    say(f"{failure.message or failure.code.name} [{failure.reason}]")
+    for _, text in failure.quota_violations:
+        if text and text not in failure.message:
+            say(f"  {text}")
+    if failure.retry_after_s is not None:
+        say(f"  Try again in {failure.retry_after_s:.0f} s.")

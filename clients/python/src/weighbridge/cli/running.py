@@ -1,0 +1,75 @@
+"""How every command runs: inside a trace, with failures as exit codes and Ctrl-C as a clean end."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import click
+from weighbridge_proto import targets
+
+from weighbridge.cli.output import print_failure, say
+from weighbridge.client import Suite
+from weighbridge.failures import CallError, ExitCode, exit_code
+from weighbridge.supervision.lock import is_supervised
+from weighbridge.telemetry import traced_command
+
+RESTART_PATIENCE_S = 30.0
+"""How long a command waits for a service that `weighbridge up` is starting again: its delay (5 s at most) and start."""
+
+
+class CommandError(Exception):
+    """The command cannot be done, and why: one sentence for the person who gave it."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def run_command(
+    name: str, body: Callable[[], Coroutine[Any, Any, ExitCode | None]], *, json_output: bool, traced: bool = True
+) -> NoReturn:
+    """Run ``body`` to its end and leave with its exit code; the end of every command.
+
+    ``traced``: inside a root span of its own, where telemetry is on.
+    """
+    code = ExitCode.DONE
+    try:
+        with traced_command(f"weighbridge {name}") if traced else nullcontext():
+            code = asyncio.run(body()) or ExitCode.DONE
+    except CallError as failed:
+        print_failure(failed.failure, json_output=json_output)
+        code = exit_code(failed.failure)
+    except CommandError as failed:
+        say(str(failed))
+        code = failed.code
+    except (KeyboardInterrupt, asyncio.CancelledError):  # a signal
+        code = ExitCode.INTERRUPTED
+    raise click.exceptions.Exit(int(code))
+
+
+def open_suite(environ: Mapping[str, str] | None = None) -> Suite:
+    """The suite of this user; patient with a service that is just being restarted.
+
+    Raises:
+        CommandError: the run folder cannot hold sockets.
+    """
+    env = os.environ if environ is None else environ
+    try:
+        for name in targets.SERVICES:
+            targets.target(name, env)
+    except ValueError as wrong:
+        raise CommandError(str(wrong)) from None
+    return Suite(env, patience_s=RESTART_PATIENCE_S if is_supervised(targets.run_dir(env)) else 0.0)
+
+
+def engine_kinds_here(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The engines that are configured here: their socket is there, or their target is set."""
+    env = os.environ if environ is None else environ
+    return [
+        name.removeprefix("engine-")
+        for name in targets.SERVICES
+        if name.startswith("engine-")
+        and (targets.target_variable(name) in env or targets.socket_path(name, env).exists())
+    ]

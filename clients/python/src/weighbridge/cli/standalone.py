@@ -1,0 +1,44 @@
+"""`facts` and `fit` without a running suite: the same services, in this process."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from weighbridge_proto import targets
+from weighbridge_proto.errors import UNREACHABLE
+
+from weighbridge.cli.output import say
+from weighbridge.cli.running import CommandError, open_suite
+from weighbridge.client import Suite
+from weighbridge.failures import CallError, ExitCode
+from weighbridge.supervision.services import is_installed
+
+
+@asynccontextmanager
+async def fit_suite() -> AsyncIterator[Suite]:
+    """A suite with a fit service: the running one, else one of this process's own.
+
+    Raises:
+        CallError: the service that ``WEIGHBRIDGE_FIT_TARGET`` names does not answer: that one was meant, no other.
+        CommandError: none runs, and the services are not installed here.
+    """
+    async with AsyncExitStack() as stack:
+        suite = await stack.enter_async_context(open_suite())
+        try:
+            await suite.reach("fit")
+        except CallError as failed:
+            if failed.failure.reason != UNREACHABLE or os.environ.get(targets.target_variable("fit")):
+                raise
+            if not (is_installed("weighbridge_fit") and is_installed("weighbridge_ledger")):
+                raise CommandError(
+                    "No suite is running, and this installation has no services of its own. Start a suite with "
+                    "`weighbridge up`, or install them: pip install 'weighbridge[local]'.",
+                    ExitCode.UNREACHABLE,
+                ) from None
+            from weighbridge.local import local_services  # services are imported only where they are needed
+
+            say("No suite is running; worked out here.")
+            suite = await stack.enter_async_context(
+                Suite(services=await stack.enter_async_context(local_services(os.environ)))
+            )
+        yield suite

@@ -1,0 +1,263 @@
+"""The tables that people read."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from weighbridge_proto.engines.v1 import engine_service_pb2
+from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2, weights_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
+
+from weighbridge.breakdown import add_up, figures
+from weighbridge.models import model_label
+from weighbridge.sizes import format_size
+
+
+def enum_word(enum: object, value: int, prefix: str) -> str:
+    """An enum value in words of people: ``VERDICT_WONT_RUN`` → ``wont run``."""
+    name = str(enum.Name(value)) if value in enum.values() else str(value)  # type: ignore[attr-defined]
+    return name.removeprefix(prefix).replace("_", " ").lower()
+
+
+def plain_table(title: str = "") -> Table:
+    """The style of every table here."""
+    return Table(
+        title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+
+
+def print_facts(to: Console, facts: weights_pb2.WeightFacts) -> None:
+    """What weight files hold."""
+    table = plain_table()
+    table.add_column(style="bold")
+    table.add_column()
+    table.show_header = False
+    rows = [
+        ("name", facts.name),
+        ("format", enum_word(weights_pb2.WeightFormat, facts.format, "WEIGHT_FORMAT_")),
+        ("architecture", facts.architecture or "unknown"),
+        ("quantisation", facts.quantization or "none"),
+        ("files", f"{len(facts.files)}, {format_size(facts.file_bytes)}"),
+        ("tensors", f"{facts.tensor_count:,}, {facts.tensor_bytes:,} bytes ({format_size(facts.tensor_bytes)})"),
+        ("elements", f"{facts.element_count:,} as stored"),
+        ("digest", facts.model_digest),
+    ]
+    if facts.HasField("geometry"):
+        rows.append(("geometry", _geometry(facts.geometry)))
+    for name, value in rows:
+        table.add_row(name, value)
+    to.print(table)
+    to.print()
+    precisions = plain_table()
+    for column in ("component", "precision", "tensors", "elements", "bytes", "size"):
+        precisions.add_column(column, justify="left" if column in ("component", "precision") else "right")
+    groups = [(part.component or "(root)", part.precisions) for part in facts.components]
+    for component, tallies in groups or [("", facts.precisions)]:
+        for tally in tallies:
+            precisions.add_row(
+                component,
+                tally.dtype,
+                f"{tally.tensor_count:,}",
+                f"{tally.element_count:,}",
+                f"{tally.bytes:,}",
+                format_size(tally.bytes),
+            )
+    to.print(precisions)
+    for note in facts.notes:
+        to.print(f"Note: {note}")
+
+
+def _geometry(geometry: weights_pb2.ModelGeometry) -> str:
+    parts = [f"{len(geometry.layers)} layers", f"width {geometry.hidden_size}"]
+    if geometry.attention_heads:
+        parts.append(f"{geometry.attention_heads} heads on {geometry.kv_heads} key/value heads of {geometry.head_size}")
+    if geometry.experts:
+        parts.append(f"{geometry.experts_per_token} of {geometry.experts} experts")
+    if geometry.max_context_tokens:
+        parts.append(f"context up to {geometry.max_context_tokens:,} tokens")
+    return ", ".join(parts)
+
+
+def print_plan(to: Console, plan: fit_service_pb2.PlanModelResponse) -> None:
+    """A plan: every line of memory, the sums, the verdict and what should be known."""
+    to.print(f"{plan.model_name} on {machine_words(plan.capacity)}, {workload_words(plan)}")
+    to.print()
+    print_requirement(to, plan.requirement)
+    to.print()
+    assessment = plan.assessment
+    verdict = requirement_pb2.Verdict.Name(assessment.verdict).removeprefix("VERDICT_")
+    to.print(f"{verdict}: {assessment.reason}" if assessment.reason else verdict)
+    for text in assessment.help:
+        to.print(f"  {text}")
+    for note in plan.notes:
+        to.print(f"Note: {note.message}")
+    if plan.HasField("claim"):
+        to.print(f"A launch would claim {claim_words(plan.claim)}.")
+    if plan.observations.count:
+        seen = plan.observations
+        to.print(f"Seen {seen.count} times before: peak {format_size(seen.p95_peak_bytes)} (95th percentile).")
+    if plan.availability:
+        to.print(f"Now: {enum_word(fit_service_pb2.Availability, plan.availability, 'AVAILABILITY_')}")
+
+
+def print_requirement(to: Console, requirement: requirement_pb2.Requirement) -> None:
+    """The lines of a requirement and their sums, as a table that adds up."""
+    shown = figures(requirement.lines)
+    largest = add_up(requirement.lines)
+    peak = max(largest.phases, key=lambda phase: largest.phases[phase][1], default="")
+    table = plain_table()
+    for column in ("component", "phase", "place"):
+        table.add_column(column)
+    for column in ("low", "expected", "high"):
+        table.add_column(f"{column} {shown.unit_name}", justify="right", no_wrap=True)
+    table.add_column("source")
+    table.add_column("basis", overflow="fold")
+    for line, (low, expected, high) in zip(requirement.lines, shown.lines, strict=True):
+        source = enum_word(requirement_pb2.FigureSource, line.source, "FIGURE_SOURCE_")
+        table.add_row(line.component, line.phase, place_word(line.place), low, expected, high, source, line.basis)
+    table.add_section()
+    table.add_row("resident", "", "", *shown.resident, "", "sum of the resident lines")
+    table.add_row("largest phase", peak, "", *shown.largest_phase, "", "the phase that needs most on top")
+    table.add_row("total", "", "", *shown.total, "", "resident + largest phase: the peak", style="bold")
+    to.print(table)
+
+
+def place_word(place: requirement_pb2.Place) -> str:
+    """``host``, ``device`` or ``device 0``."""
+    if place.kind != requirement_pb2.PLACE_KIND_DEVICE:
+        return "host"
+    return f"device {place.device_id}".strip()
+
+
+def machine_words(capacity: machine_pb2.Capacity) -> str:
+    """A machine in a few words."""
+    pool = enum_word(machine_pb2.PoolKind, capacity.pool, "POOL_KIND_")
+    parts = [f"{pool} machine with {format_size(capacity.total_ram_bytes)}"]
+    parts += [f"{format_size(card.device.total_bytes)} on {card.device.name}" for card in capacity.devices]
+    source = enum_word(machine_pb2.MachineSource, capacity.source, "MACHINE_SOURCE_")
+    kind = {"inline": "what-if ", "declared": "declared "}.get(source, "")
+    return f"a {kind}{' + '.join(parts)}"
+
+
+def workload_words(plan: fit_service_pb2.PlanModelResponse) -> str:
+    """What a plan is for, in a few words."""
+    engine = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
+    if plan.workload.HasField("image"):
+        image = plan.workload.image
+        return f"engine {engine}, {image.width_px}×{image.height_px} pixels"
+    chat = plan.workload.chat
+    slots = "1 slot" if chat.slots == 1 else f"{chat.slots} slots"
+    return f"engine {engine}, context {chat.context_tokens:,} tokens × {slots}"
+
+
+def claim_words(claim: requirement_pb2.Claim) -> str:
+    """A claim in a few words."""
+    parts = []
+    if claim.host_bytes or not claim.devices:
+        parts.append(f"{format_size(claim.host_bytes)} of host memory")
+    if claim.optional_host_bytes:
+        parts.append(f"{format_size(claim.optional_host_bytes)} on top if there is room")
+    for device in claim.devices:
+        where = f"device {device.device_id}" if device.device_id else "a device"
+        parts.append(f"{format_size(device.required_bytes)} on {where}")
+    return ", ".join(parts)
+
+
+def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
+    """Ceilings, and what is committed beneath them."""
+    to.print(machine_words(capacity).removeprefix("a ").capitalize())
+    table = plain_table()
+    table.add_column("place")
+    for column in ("automatic", "limit", "ceiling", "committed", "free", "other programs"):
+        table.add_column(column, justify="right")
+    for name, ceiling in [
+        ("host", capacity.host),
+        *((f"{card.device.name or 'device'} ({card.device.device_id})", card.ceiling) for card in capacity.devices),
+        ("total", capacity.total),
+    ]:
+        table.add_row(
+            name,
+            format_size(ceiling.automatic_bytes),
+            format_size(ceiling.limit_bytes) if ceiling.HasField("limit_bytes") else "automatic",
+            format_size(ceiling.effective_bytes),
+            format_size(ceiling.committed_bytes),
+            format_size(ceiling.free_bytes) if ceiling.HasField("free_bytes") else "not measured",
+            format_size(ceiling.external_bytes) if ceiling.HasField("external_bytes") else "not measured",
+        )
+    to.print(table)
+    for note in capacity.notes:
+        to.print(f"Note: {note}")
+
+
+def charged_bytes(lease: lease_pb2.Lease) -> int:
+    """Everything that a lease is charged, host and devices together."""
+    return lease.charge.host_bytes + sum(device.bytes for device in lease.charge.devices)
+
+
+def observed_bytes(lease: lease_pb2.Lease) -> int:
+    """Everything that its engine was last seen to use."""
+    return lease.observed.host_bytes + sum(device.bytes for device in lease.observed.devices)
+
+
+def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
+    """The leases, and what they are charged together."""
+    if not leases:
+        to.print("No leases.")
+        return
+    table = plain_table()
+    for column in ("lease", "state", "holder", "model"):
+        table.add_column(column)
+    for column in ("charged", "bytes", "observed", "uses"):
+        table.add_column(column, justify="right")
+    for lease in leases:
+        state = enum_word(lease_pb2.LeaseState, lease.state, "LEASE_STATE_") + (" (silent)" if lease.suspect else "")
+        if lease.queue_position:
+            state += f" ({lease.queue_position}.)"
+        charged = charged_bytes(lease)
+        table.add_row(
+            lease.lease_id,
+            state,
+            lease.holder.name,
+            lease.purpose.model_name,
+            format_size(charged),
+            f"{charged:,}",
+            format_size(observed_bytes(lease)) if lease.HasField("observed") else "",
+            str(lease.uses),
+        )
+    to.print(table)
+    to.print(f"Committed together: {format_size(sum(charged_bytes(lease) for lease in leases))}")
+
+
+def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now_s: float | None = None) -> None:
+    """The engines and what each has loaded."""
+    now = time.time() if now_s is None else now_s
+    table = plain_table()
+    for column in ("engine", "runtime", "state", "model"):
+        table.add_column(column)
+    for column in ("charged", "observed", "busy", "waiting", "idle unload in"):
+        table.add_column(column, justify="right")
+    for engine in engines:
+        model = engine.model
+        loaded = engine.HasField("model")
+        left = model.idle_unload_time.ToNanoseconds() / 1e9 - now if model.HasField("idle_unload_time") else None
+        observed = model.observed.host_bytes + sum(device.bytes for device in model.observed.devices)
+        table.add_row(
+            enum_word(plan_pb2.EngineKind, engine.kind, "ENGINE_KIND_"),
+            engine.runtime_version,
+            enum_word(engine_service_pb2.EngineState, engine.state, "ENGINE_STATE_"),
+            (model.model_name or model_label(model.model)) if loaded else "",
+            format_size(charged_bytes(model.lease)) if loaded else "",
+            format_size(observed) if observed else "",
+            str(engine.requests_in_flight),
+            str(engine.requests_queued),
+            f"{max(0.0, left):.0f} s" if left is not None else "",
+        )
+    to.print(table)
+    for engine in engines:
+        name = enum_word(plan_pb2.EngineKind, engine.kind, "ENGINE_KIND_")
+        if not engine.available:
+            to.print(f"{name} cannot start here: {engine.unavailable_reason}")
+        if engine.HasField("last_failure"):
+            to.print(f"{name}, last failure: {engine.last_failure.message} [{engine.last_failure.reason}]")

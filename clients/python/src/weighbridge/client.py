@@ -1,0 +1,320 @@
+"""The suite's services as an asyncio program calls them."""
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from google.protobuf import duration_pb2
+from weighbridge_proto import targets
+from weighbridge_proto.channel import open_channel
+from weighbridge_proto.engines.v1 import (
+    chat_service_pb2,
+    chat_service_pb2_grpc,
+    engine_service_pb2,
+    engine_service_pb2_grpc,
+)
+from weighbridge_proto.errors import RpcFailure
+from weighbridge_proto.fit.v1 import fit_service_pb2, fit_service_pb2_grpc, plan_pb2, weights_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge.failures import CallError, answered
+from weighbridge.models import looks_like_path, model_at, model_named, path_here
+from weighbridge.reach import HEALTH_SERVICES, reach, serving
+
+if TYPE_CHECKING:
+    from weighbridge_proto.engines.v1.chat_service_pb2_grpc import ChatServiceAsyncStub
+    from weighbridge_proto.engines.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+    from weighbridge_proto.fit.v1.fit_service_pb2_grpc import FitServiceAsyncStub
+    from weighbridge_proto.ledger.v1.ledger_service_pb2_grpc import LedgerServiceAsyncStub
+
+CALL_TIMEOUT_S = 30.0
+"""Deadline of a call that answers from memory or from file headers (fit's own budget for headers is far below it)."""
+
+UNLOAD_TIMEOUT_S = 600.0
+"""Deadline of an unload, which waits for the requests in flight."""
+
+_UNFINISHED_LOOKUPS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Suite:
+    """The services of one machine, each connected when it is first needed.
+
+    Use it as ``async with Suite() as suite``. Every method raises :class:`CallError` when the call fails; a cancelled
+    task cancels its call, and a cancelled call leaves nothing behind.
+
+    Args:
+        environ: where the targets are looked up (``WEIGHBRIDGE_RUN_DIR``, ``WEIGHBRIDGE_LEDGER_TARGET``, ...); None:
+            this process's environment.
+        services: targets that go before those, by service name (``ledger``, ``fit``, ``engine-mlx``).
+        patience_s: how long to wait for a service that does not listen yet, such as one being restarted. 0: not.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        *,
+        services: Mapping[str, str] | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._services = dict(services or {})
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self.patience_s = patience_s
+
+    async def __aenter__(self) -> "Suite":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection; calls in flight are cancelled."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    def target(self, name: str) -> str:
+        """Where service ``name`` is expected.
+
+        Raises:
+            ValueError: no such service, or the run folder's path is too long for a socket.
+        """
+        return self._services.get(name) or targets.target(name, self._environ)
+
+    def channel(self, name: str) -> grpc.aio.Channel:
+        """The channel to service ``name``, for calls that this class has no method for."""
+        if name not in self._channels:
+            self._channels[name] = open_channel(self.target(name))
+        return self._channels[name]
+
+    async def reach(self, name: str, patience_s: float | None = None) -> None:
+        """Return once service ``name`` accepts connections; ``patience_s`` instead of the suite's own.
+
+        Raises:
+            CallError: it does not (reason UNREACHABLE).
+        """
+        await reach(self.channel(name), name, self.target(name), self.patience_s if patience_s is None else patience_s)
+
+    async def health(self, name: str) -> Mapping[str, bool]:
+        """Whether each gRPC service of the process ``name`` says SERVING."""
+        await self.reach(name)
+        channel = self.channel(name)
+        return {service: await serving(channel, service) for service in HEALTH_SERVICES[name]}
+
+    # ---- fit
+
+    @property
+    def fit(self) -> "FitServiceAsyncStub":
+        """Every rpc of FitService."""
+        return fit_service_pb2_grpc.FitServiceStub(self.channel("fit"))
+
+    async def resolve_model(self, text: str) -> weights_pb2.ModelRef:
+        """The model that a person means by ``text``.
+
+        A file or folder that exists here comes first; else a catalogue id, if the catalogue has it; else a path under
+        the service's models root.
+        """
+        if (found := path_here(text)) is not None:
+            return model_at(found)
+        if looks_like_path(text):
+            return model_at(text)
+        try:
+            await self.reach("fit")
+            await answered(self.fit.GetModel(fit_service_pb2.GetModelRequest(catalog_id=text), timeout=CALL_TIMEOUT_S))
+        except CallError as failed:
+            if failed.failure.code in _UNFINISHED_LOOKUPS:
+                return model_at(text)
+            raise
+        return model_named(text)
+
+    async def describe_weights(self, model: weights_pb2.ModelRef) -> fit_service_pb2.DescribeWeightsResponse:
+        """What the weights of ``model`` hold, from their headers alone."""
+        request = fit_service_pb2.DescribeWeightsRequest(model=model)
+        return await self._call("fit", lambda: self.fit.DescribeWeights(request, timeout=CALL_TIMEOUT_S))
+
+    async def plan_model(
+        self,
+        model: weights_pb2.ModelRef,
+        *,
+        workload: plan_pb2.Workload | None = None,
+        options: plan_pb2.EngineOptions | None = None,
+        machine: machine_pb2.Machine | None = None,
+        engine_kind: "plan_pb2.EngineKind.ValueType" = plan_pb2.ENGINE_KIND_UNSPECIFIED,
+        check_current_leases: bool = False,
+    ) -> fit_service_pb2.PlanModelResponse:
+        """Plan, requirement and verdict of ``model`` on ``machine`` (None: the one that the ledger owns)."""
+        request = fit_service_pb2.PlanModelRequest(
+            model=model,
+            engine_kind=engine_kind,
+            workload=workload,
+            options=options,
+            machine=machine,
+            check_current_leases=check_current_leases,
+        )
+        return await self._call("fit", lambda: self.fit.PlanModel(request, timeout=CALL_TIMEOUT_S))
+
+    # ---- ledger
+
+    @property
+    def ledger(self) -> "LedgerServiceAsyncStub":
+        """Every rpc of LedgerService."""
+        return ledger_service_pb2_grpc.LedgerServiceStub(self.channel("ledger"))
+
+    async def capacity(self, machine: machine_pb2.Machine | None = None) -> ledger_service_pb2.GetCapacityResponse:
+        """What the machine can hold and what is committed; with ``machine``, the ceilings of that what-if."""
+        request = ledger_service_pb2.GetCapacityRequest(machine=machine)
+        return await self._call("ledger", lambda: self.ledger.GetCapacity(request, timeout=CALL_TIMEOUT_S))
+
+    async def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
+        """All leases, oldest first: every page in one response."""
+
+        def page(token: str) -> Awaitable[ledger_service_pb2.ListLeasesResponse]:
+            request = ledger_service_pb2.ListLeasesRequest(page_token=token, include_released=include_released)
+            return self.ledger.ListLeases(request, timeout=CALL_TIMEOUT_S)
+
+        leases: list[lease_pb2.Lease] = []
+        token = ""
+        while True:
+            response = await self._call("ledger", lambda at=token: page(at))  # type: ignore[misc]
+            leases.extend(response.leases)
+            token = response.next_page_token
+            if not token:
+                return ledger_service_pb2.ListLeasesResponse(leases=leases)
+
+    async def observations(
+        self, *, model_digest: str = "", engine_build: str = "", shape: str = "", limit: int = 100
+    ) -> Sequence[lease_pb2.Observation]:
+        """Measured peaks of these weights, this build and this shape (empty: any), latest first, at most ``limit``."""
+        request = ledger_service_pb2.ListObservationsRequest(
+            model_digest=model_digest, engine_build=engine_build, shape=shape, page_size=limit
+        )
+        response = await self._call("ledger", lambda: self.ledger.ListObservations(request, timeout=CALL_TIMEOUT_S))
+        return response.observations
+
+    # ---- engines
+
+    def engine(self, kind: str) -> "Engine":
+        """The engine service of ``kind``: ``mlx``, ``sd`` or ``ds4``.
+
+        Raises:
+            ValueError: there is no such engine.
+        """
+        return Engine(self, kind)
+
+    async def _call(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
+        await self.reach(name)
+        return await answered(start())
+
+
+class Engine:
+    """One engine service of a :class:`Suite`."""
+
+    def __init__(self, suite: Suite, kind: str) -> None:
+        self.kind = kind
+        self.service = f"engine-{kind}"
+        if self.service not in targets.SERVICES:
+            known = ", ".join(name.removeprefix("engine-") for name in targets.SERVICES if name.startswith("engine-"))
+            raise ValueError(f"There is no engine {kind!r}. The engines are {known}.")
+        self._suite = suite
+
+    @property
+    def engines(self) -> "EngineServiceAsyncStub":
+        """Every rpc of EngineService."""
+        return engine_service_pb2_grpc.EngineServiceStub(self._suite.channel(self.service))
+
+    @property
+    def chats(self) -> "ChatServiceAsyncStub":
+        """Every rpc of ChatService."""
+        return chat_service_pb2_grpc.ChatServiceStub(self._suite.channel(self.service))
+
+    async def describe(self) -> engine_service_pb2.GetEngineResponse:
+        """What the engine is, has and does."""
+        await self._suite.reach(self.service)
+        return await answered(self.engines.GetEngine(engine_service_pb2.GetEngineRequest(), timeout=CALL_TIMEOUT_S))
+
+    def load(
+        self,
+        model: weights_pb2.ModelRef,
+        *,
+        workload: plan_pb2.Workload | None = None,
+        options: plan_pb2.EngineOptions | None = None,
+        priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED,
+        pinned: bool = False,
+        idle_timeout_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> AsyncGenerator[engine_service_pb2.LoadModelResponse, None]:
+        """Load ``model``, yielding each event; the last one is ``ready``.
+
+        Args:
+            model: which model.
+            workload: what it shall be able to do; None: the engine's default.
+            options: choices of the engine.
+            priority: how urgent it is.
+            pinned: never asked to vacate, never unloaded for idleness.
+            idle_timeout_s: unload after this long without a request; None: the service's default.
+            max_wait_s: give up waiting for memory after this long; None: 10 minutes.
+        """
+        request = engine_service_pb2.LoadModelRequest(
+            model=model,
+            workload=workload,
+            options=options,
+            priority=priority,
+            pinned=pinned,
+            idle_timeout=_duration(idle_timeout_s),
+            max_wait=_duration(max_wait_s),
+        )
+        return self._stream(lambda: self.engines.LoadModel(request))
+
+    async def unload(self, *, force: bool = False) -> engine_service_pb2.UnloadModelResponse:
+        """Unload the model after the requests in flight, or with ``force`` at once. Unloading nothing is no error."""
+        await self._suite.reach(self.service)
+        request = engine_service_pb2.UnloadModelRequest(force=force)
+        return await answered(self.engines.UnloadModel(request, timeout=UNLOAD_TIMEOUT_S))
+
+    def watch(self) -> AsyncGenerator[engine_service_pb2.WatchResponse, None]:
+        """The engine's state, now and at every change."""
+        return self._stream(lambda: self.engines.Watch(engine_service_pb2.WatchRequest()))
+
+    def tail_log(
+        self, max_lines: int = 100, *, follow: bool = False
+    ) -> AsyncGenerator[engine_service_pb2.TailLogResponse, None]:
+        """The last lines that the engine's process printed, and with ``follow`` further ones as they come."""
+        request = engine_service_pb2.TailLogRequest(max_lines=max_lines, follow=follow)
+        return self._stream(lambda: self.engines.TailLog(request))
+
+    def chat(self, request: chat_service_pb2.ChatRequest) -> AsyncGenerator[chat_service_pb2.ChatResponse, None]:
+        """Stream one answer. A model that is not loaded is loaded first; the load's events come first then."""
+        return self._stream(lambda: self.chats.Chat(request))
+
+    async def _stream(self, start: Callable[[], grpc.aio.UnaryStreamCall[Any, R]]) -> AsyncGenerator[R, None]:
+        await self._suite.reach(self.service)
+        call = start()
+        try:
+            async for event in call:
+                yield event
+        except grpc.RpcError as error:
+            raise CallError(RpcFailure.from_rpc_error(error)) from error
+        finally:
+            # Without it a caller that stops early would leave the server working for nobody.
+            call.cancel()
+
+
+def chat_message(role: "chat_service_pb2.Role.ValueType", text: str) -> chat_service_pb2.ChatMessage:
+    """One turn of text."""
+    return chat_service_pb2.ChatMessage(role=role, parts=[chat_service_pb2.ContentPart(text=text)])
+
+
+def _duration(seconds: float | None) -> duration_pb2.Duration | None:
+    if seconds is None:
+        return None
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,180 @@
+"""What is found of the suite on this machine, what is missing, and the one next step."""
+
+import asyncio
+import os
+import platform
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from weighbridge_proto import targets
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge.client import Suite
+from weighbridge.failures import CallError
+from weighbridge.sizes import format_size
+from weighbridge.supervision.lock import is_supervised
+from weighbridge.supervision.services import ENGINE_KINDS, is_installed
+from weighbridge.version import DISTRIBUTIONS, installed_version
+
+CLIENT_DISTRIBUTIONS = ("weighbridge", "weighbridge-proto")
+START = "weighbridge up"
+INSTALL = "pip install 'weighbridge[suite]'"
+INSTALL_MLX = "pip install 'weighbridge-engines[mlx]'"
+
+
+class State(StrEnum):
+    """How a thing was found."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """Not there, and nothing needs it as things stand."""
+    BROKEN = "broken"
+    """Something needs it, and it is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: the thing.
+        state: how it was found.
+        detail: what was seen, in a few words.
+        next_step: what to do about it; empty: nothing.
+    """
+
+    name: str
+    state: State
+    detail: str
+    next_step: str = ""
+
+
+def next_step(checks: Sequence[Check]) -> str:
+    """The one thing to do next: about what is broken, in order; else about what is absent; else nothing."""
+    for state in (State.BROKEN, State.ABSENT):
+        for check in checks:
+            if check.state is state and check.next_step:
+                return check.next_step
+    return ""
+
+
+def check_versions(found: Mapping[str, str | None], suite_answers: bool) -> list[Check]:
+    """Whether the distributions (name to version) are complete and of one release."""
+    checks = []
+    own = found.get("weighbridge")
+    for name, version in found.items():
+        if version is None:
+            needed = name in CLIENT_DISTRIBUTIONS
+            # A client of a suite that runs elsewhere needs no services here.
+            advice = "" if suite_answers and not needed else INSTALL
+            state = State.BROKEN if needed else State.ABSENT
+            checks.append(Check(name, state, "not installed", advice))
+        elif own is not None and version != own:
+            detail = f"{version}, but weighbridge is {own}"
+            checks.append(Check(name, State.BROKEN, detail, f"pip install '{name}=={own}'"))
+        else:
+            checks.append(Check(name, State.OK, version))
+    return checks
+
+
+def check_run_folder(folder: Path, longest_socket: int = targets.MAX_SOCKET_PATH_BYTES) -> Check:
+    """Whether the run folder can hold this user's sockets and nobody else can reach them."""
+    name = "run folder"
+    longest = max(len(os.fsencode(folder / f"{service}.sock")) for service in targets.SERVICES)
+    if longest > longest_socket:
+        return Check(
+            name, State.BROKEN, f"{folder} is too long for sockets", "export WEIGHBRIDGE_RUN_DIR=/tmp/weighbridge"
+        )
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return Check(name, State.OK, f"{folder} (will be made)")
+    except OSError as error:
+        return Check(name, State.BROKEN, f"{folder}: {error.strerror}", "export WEIGHBRIDGE_RUN_DIR=/a/folder/of/yours")
+    if status.st_uid != os.getuid():
+        return Check(
+            name, State.BROKEN, f"{folder} belongs to another user", "export WEIGHBRIDGE_RUN_DIR=/a/folder/of/yours"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        return Check(name, State.BROKEN, f"{folder} is open to other users", f"chmod 700 {folder}")
+    return Check(name, State.OK, str(folder))
+
+
+async def check_service(suite: Suite, name: str, expected: bool) -> Check:
+    """Whether service ``name`` answers and serves. ``expected``: a suite is up, so it should."""
+    target = suite.target(name)
+    try:
+        health = await suite.health(name)
+    except CallError as failed:
+        if expected:
+            return Check(name, State.BROKEN, f"does not answer at {target}: {failed.failure.reason}", START)
+        return Check(name, State.ABSENT, "not running", START)
+    stopped = [service for service, serves in health.items() if not serves]
+    if stopped:
+        return Check(name, State.BROKEN, f"not serving {', '.join(stopped)}", "weighbridge ps")
+    return Check(name, State.OK, f"serves at {target}")
+
+
+async def check_engine(suite: Suite, kind: str) -> Check | None:
+    """Whether the engine ``kind`` can start its runtime; None if its service does not answer."""
+    try:
+        engine = (await suite.engine(kind).describe()).engine
+    except CallError:
+        return None
+    name = f"{kind} runtime"
+    if not engine.available:
+        return Check(name, State.BROKEN, engine.unavailable_reason, INSTALL_MLX if kind == "mlx" else "weighbridge ps")
+    return Check(name, State.OK, engine.runtime_version)
+
+
+def check_mlx() -> Check:
+    """Whether MLX is installed here, for an engine that is not running."""
+    version = installed_version("mlx-lm")
+    if version is None or not is_installed("mlx"):
+        return Check("mlx runtime", State.ABSENT, "mlx-lm is not installed", INSTALL_MLX)
+    return Check("mlx runtime", State.OK, f"mlx-lm {version} is installed")
+
+
+def check_machine(capacity: machine_pb2.Capacity) -> list[Check]:
+    """What the machine can hold, and what about its readings should be known."""
+    total = capacity.total
+    detail = (
+        f"{machine_pb2.PoolKind.Name(capacity.pool).removeprefix('POOL_KIND_').lower()}, "
+        f"{format_size(capacity.total_ram_bytes)}, of it {format_size(total.effective_bytes)} for models, "
+        f"{format_size(total.committed_bytes)} committed"
+    )
+    if total.effective_bytes <= 0:
+        return [Check("machine", State.BROKEN, f"{detail}: no model can load", "weighbridge capacity")]
+    return [Check("machine", State.OK, detail), *(Check("machine", State.OK, note) for note in capacity.notes)]
+
+
+async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
+    """Look at everything. Starts and changes nothing."""
+    folder = targets.run_dir(environ)
+    folder_check = check_run_folder(folder)
+    python = f"{platform.python_version()} at {sys.executable}"
+    checks = [Check("python", State.OK, python)]
+    services = ["ledger", "fit", *(f"engine-{kind}" for kind in ENGINE_KINDS)]
+    try:
+        for name in services:
+            suite.target(name)
+    except ValueError:  # told by the check of the run folder
+        found = {name: installed_version(name) for name in DISTRIBUTIONS}
+        return [*checks, *check_versions(found, suite_answers=False), folder_check]
+    states = await asyncio.gather(*(check_service(suite, name, expected=False) for name in services))
+    answering = any(check.state is not State.ABSENT for check in states)
+    if answering or is_supervised(folder):
+        states = await asyncio.gather(*(check_service(suite, name, expected=True) for name in services))
+    found = {name: installed_version(name) for name in DISTRIBUTIONS}
+    checks += [*check_versions(found, suite_answers=answering), folder_check, *states]
+    engines = [await check_engine(suite, kind) for kind in ENGINE_KINDS]
+    checks += [check for check in engines if check is not None] or [check_mlx()]
+    try:
+        checks += check_machine((await suite.capacity()).capacity)
+    except CallError:
+        checks.append(Check("machine", State.ABSENT, "known once the ledger runs"))
+    return checks

@@ -1,0 +1,61 @@
+"""Which processes a suite consists of, and how each is started."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import util
+
+from weighbridge.reach import HEALTH_SERVICES
+
+ENGINE_KINDS = ("mlx",)
+"""Engines that `up` can start."""
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """One process of the suite.
+
+    Attributes:
+        name: the name its socket carries.
+        argv: how it is started.
+        health_services: the gRPC services that say SERVING when it is ready.
+        stop_rank: services of the lowest rank are stopped first, those of one rank together.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    health_services: tuple[str, ...]
+    stop_rank: int
+
+
+class MissingServiceError(Exception):
+    """A service of the suite is not installed. The text says what to install."""
+
+
+def suite_services(engines: Sequence[str]) -> tuple[ServiceSpec, ...]:
+    """The ledger, fit and an engine service of each kind in ``engines``, in the order of their start.
+
+    Raises:
+        MissingServiceError: one of them is not installed.
+        ValueError: there is no such engine.
+    """
+    for kind in engines:
+        if kind not in ENGINE_KINDS:
+            raise ValueError(f"There is no engine {kind!r} to start. The engines are {', '.join(ENGINE_KINDS)}.")
+    services = [_service("ledger", "weighbridge_ledger", (), 2), _service("fit", "weighbridge_fit", (), 1)]
+    services += [_service(f"engine-{kind}", "weighbridge_engines", (kind,), 0) for kind in dict.fromkeys(engines)]
+    return tuple(services)
+
+
+def is_installed(module: str) -> bool:
+    """Whether the top-level ``module`` can be imported. It is not."""
+    return util.find_spec(module) is not None
+
+
+def _service(name: str, module: str, arguments: tuple[str, ...], stop_rank: int) -> ServiceSpec:
+    if not is_installed(module):
+        raise MissingServiceError(
+            f"The service {name} is not installed ({module}). Install the suite: pip install 'weighbridge[suite]'."
+        )
+    argv = (sys.executable, "-m", "weighbridge.supervision.lifeline", module, *arguments)
+    return ServiceSpec(name, argv, HEALTH_SERVICES[name], stop_rank)
