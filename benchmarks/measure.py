@@ -1,0 +1,71 @@
+"""Alternated measurements and how they are printed."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of ours beside a baseline, measured in turn: A B A B ..."""
+
+    name: str
+    unit: str
+    ours: Sequence[float]
+    baseline_name: str
+    baseline: Sequence[float]
+    goal: str
+    """What the ratio shall be, in words; empty where there is no goal."""
+    holds: Callable[[float], bool] | None = None
+    inverse: bool = False
+    """Print baseline / ours ("times faster") instead of ours / baseline."""
+
+    @property
+    def ratio(self) -> float:
+        """Median of ours over median of the baseline (or the inverse). Medians, because outliers are the machine's."""
+        ours, baseline = statistics.median(self.ours), statistics.median(self.baseline)
+        return baseline / ours if self.inverse else ours / baseline
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal holds; None where there is none."""
+        return self.holds(self.ratio) if self.holds else None
+
+
+def render(comparison: Comparison) -> str:
+    """One figure as a line: the ratio first, then both medians with their spread."""
+    word = "x faster" if comparison.inverse else "x"
+    verdict = {None: "", True: "  [holds]", False: "  [MISSED]"}[comparison.met]
+    goal = f"  goal: {comparison.goal}{verdict}" if comparison.goal else ""
+    return (
+        f"{comparison.name}\n    {comparison.ratio:8.2f} {word} against {comparison.baseline_name}{goal}\n"
+        f"    ours {_spread(comparison.ours, comparison.unit)};"
+        f" baseline {_spread(comparison.baseline, comparison.unit)}"
+    )
+
+
+def _spread(values: Sequence[float], unit: str) -> str:
+    return f"{statistics.median(values):.4g} {unit} ({min(values):.4g}..{max(values):.4g}, n={len(values)})"
+
+
+def alternate(
+    ours: Callable[[], object], baseline: Callable[[], object], *, rounds: int, warmup: int = 1
+) -> tuple[list[float], list[float]]:
+    """Time two callables in turn and return their durations in milliseconds.
+
+    Args:
+        ours: ours, called first in every round.
+        baseline: what it is compared with.
+        rounds: counted rounds.
+        warmup: rounds before these that fill caches and import modules.
+    """
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(warmup + rounds):
+        for work, into in zip((ours, baseline), times, strict=True):
+            start = time.perf_counter()
+            work()
+            elapsed_ms = (time.perf_counter() - start) * 1e3
+            if number >= warmup:
+                into.append(elapsed_ms)
+    return times
