@@ -1,0 +1,193 @@
+"""The Admit stream: queued, granted, and open until the lease is activated (rules 5-9, 15)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
+
+from weighbridge_ledger.book import Event, EventKind, LeaseState, Reason, Refused, ReleaseCause
+from weighbridge_ledger.book.events import REFUSAL_OF
+from weighbridge_ledger.book.states import Ask
+from weighbridge_ledger.service import failures, messages
+from weighbridge_ledger.service.clock import wall_of
+from weighbridge_ledger.service.keeper import Keeper
+
+UPDATE_PERIOD_S = 0.25
+"""A waiter is told its position at most four times a second (rule 15)."""
+
+RECHECK_PERIOD_S = 1.0
+"""What a waiter waits for may change without any event: programs outside the ledger come and go."""
+
+_END_TEXTS = {
+    ReleaseCause.NOT_ACTIVATED: "The grant was not activated in time, so its bytes were freed. Ask again.",
+    ReleaseCause.WAITED_TOO_LONG: "The claim waited as long as was allowed, and the memory did not become free.",
+    ReleaseCause.EXCEEDS_CAPACITY: "While the claim waited, the limit was set below it: it can no longer be granted.",
+    ReleaseCause.NOT_STORED: "The ledger cannot write its decisions to disk (is it full?). Nothing was granted.",
+}
+
+
+class _Call:
+    """One open Admit call, as events reach it."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.granted = False
+        self.activated = False
+        self.end: Exception | None = None
+
+
+class AdmitDesk:
+    """Knows which call waits for which lease."""
+
+    def __init__(self, keeper: Keeper, node_id: str) -> None:
+        self._keeper = keeper
+        self._node_id = node_id
+        self._calls: dict[str, _Call] = {}
+        self._stopping = False
+        keeper.listen(self.on_events)
+        keeper.listen_unkept(self._on_unkept)
+
+    async def admit(self, ask: Ask) -> AsyncIterator[pb.AdmitResponse]:
+        """Serves one call. However it ends, `stream_ended` runs.
+
+        Raises:
+            RequestError: any refusal of the book, STORE_UNAVAILABLE, LEDGER_STOPPING.
+        """
+        keeper = self._keeper
+        keeper.refuse_if_unwritable()
+        if self._stopping:
+            raise failures.stopping()
+        admission = keeper.run(lambda book, now: book.admit(ask, now))
+        lease_id = admission.lease.lease_id
+        call = self._open(lease_id)
+        try:
+            await keeper.settled()
+            if admission.lease.state is LeaseState.QUEUED:
+                async for queued in self._wait(lease_id, call):
+                    yield queued
+            yield self._granted(lease_id, call)
+            while not call.activated and admission.lease.state in (LeaseState.QUEUED, LeaseState.GRANTED):
+                self._raise_end(call)
+                call.changed.clear()
+                await call.changed.wait()
+        finally:
+            if self._calls.get(lease_id) is call:
+                del self._calls[lease_id]
+            keeper.run(lambda book, now: book.stream_ended(lease_id, admission.stream, now))
+
+    async def preview(self, ask: Ask) -> pb.AdmitResponse:
+        """How the claim would fare (validate_only)."""
+        preview = await self._keeper.decide(lambda book, now: book.preview(ask, now))
+        return pb.AdmitResponse(preview=messages.preview_message(preview))
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Hand committed events to the calls they concern."""
+        waiting_may_have_moved = False
+        for event in events:
+            waiting_may_have_moved |= event.kind is not EventKind.SUSPECTED
+            call = self._calls.get(event.lease.lease_id) if event.lease is not None else None
+            if call is None:
+                continue
+            if event.kind is EventKind.GRANTED:
+                call.granted = True
+            elif event.kind is EventKind.ACTIVATED:
+                call.activated = True
+            elif event.kind is EventKind.RELEASED and event.cause is not None:
+                call.end = call.end or _end_of(event.cause)
+            call.changed.set()
+        if waiting_may_have_moved:
+            for call in self._calls.values():
+                if not call.granted:
+                    call.changed.set()
+
+    def stop(self) -> None:
+        """End every call that waits: the ledger is stopping."""
+        self._stopping = True
+        for call in self._calls.values():
+            call.end = call.end or failures.stopping()
+            call.changed.set()
+
+    def _on_unkept(self, lease_id: str) -> None:
+        call = self._calls.get(lease_id)
+        if call is not None:
+            call.end = _end_of(ReleaseCause.NOT_STORED)
+            call.changed.set()
+
+    def _open(self, lease_id: str) -> _Call:
+        older = self._calls.get(lease_id)
+        if older is not None:
+            older.end = failures.error_of(
+                Refused(Reason.REQUEST_TAKEN_OVER, "A newer call with the same request id has taken this one over.")
+            )
+            older.changed.set()
+        call = self._calls[lease_id] = _Call()
+        return call
+
+    async def _wait(self, lease_id: str, call: _Call) -> AsyncIterator[pb.AdmitResponse]:
+        """Position and reasons whenever they change, until the grant is on disk."""
+        last: tuple[object, ...] | None = None
+        while True:
+            self._raise_end(call)
+            if call.granted:
+                return
+            call.changed.clear()
+            waiting = self._keeper.book.waiting_for(lease_id)
+            if waiting is not None and (waiting[0], waiting[2]) != last:
+                position, since, reasons = waiting
+                last = (position, reasons)
+                yield pb.AdmitResponse(
+                    queued=pb.AdmitQueued(
+                        lease_id=lease_id,
+                        position=position,
+                        reasons=[messages.reason_message(reason) for reason in reasons],
+                        waited=messages.duration(max(0.0, self._keeper.clock().monotonic - since)),
+                    )
+                )
+                await _until(call, UPDATE_PERIOD_S, also_updates=False)
+            await _until(call, RECHECK_PERIOD_S, also_updates=True)
+
+    def _granted(self, lease_id: str, call: _Call) -> pb.AdmitResponse:
+        self._raise_end(call)
+        view, secret = self._keeper.book.view(lease_id), self._keeper.book.secret_of(lease_id)
+        if view is None or secret is None or view.deadline is None:
+            raise failures.error_of(
+                Refused(Reason.LEASE_NOT_FOUND, "The lease ended before it could be told. Ask again.")
+            )
+        now = self._keeper.clock()
+        return pb.AdmitResponse(
+            granted=pb.AdmitGranted(
+                lease=messages.lease_message(view, now, self._node_id),
+                secret=secret,
+                activate_before_time=messages.timestamp(wall_of(view.deadline, now)),
+            )
+        )
+
+    def _raise_end(self, call: _Call) -> None:
+        if call.end is not None:
+            raise call.end
+
+
+async def _until(call: _Call, seconds: float, *, also_updates: bool) -> None:
+    """Wait for the grant or the end, or, if `also_updates`, for any change; at most `seconds`."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while not (call.granted or call.end is not None) and (left := until - loop.time()) > 0:
+        try:
+            async with asyncio.timeout(left):
+                await call.changed.wait()
+        except TimeoutError:
+            return
+        if also_updates:
+            return
+        call.changed.clear()
+    if not also_updates:
+        call.changed.set()
+
+
+def _end_of(cause: ReleaseCause) -> Exception:
+    reason = REFUSAL_OF.get(cause)
+    if reason is None:
+        text = "The lease ended before it was activated. Ask again."
+        return failures.error_of(Refused(Reason.GRANT_NOT_ACTIVATED, text))
+    retry_after_s = 1.0 if cause is ReleaseCause.NOT_STORED else None
+    return failures.error_of(Refused(reason, _END_TEXTS[cause], retry_after_s=retry_after_s))

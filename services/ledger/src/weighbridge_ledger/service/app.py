@@ -1,0 +1,103 @@
+"""Puts a ledger together: machine, store, book, servicer."""
+
+import random
+import secrets
+import uuid
+
+import structlog
+from weighbridge_common import processes
+from weighbridge_common.listening import StartError
+from weighbridge_common.server import ServerContext
+from weighbridge_common.settings import SettingsError
+from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
+
+from weighbridge_ledger.book import Book, Home, Policy
+from weighbridge_ledger.machine.declared import MachineSpecError
+from weighbridge_ledger.machine.probe import open_probe
+from weighbridge_ledger.service.clock import Clock, system_clock
+from weighbridge_ledger.service.keeper import Keeper
+from weighbridge_ledger.service.machine_desk import MachineDesk, Probe, Wishes
+from weighbridge_ledger.service.servicer import LedgerServicer
+from weighbridge_ledger.service.sweep import IsAlive, sweep
+from weighbridge_ledger.settings import LedgerSettings
+from weighbridge_ledger.store import SqliteStore, Store, StoreError, StoreRefusedError
+
+DATABASE = "ledger.db"
+
+SECRET_BYTES = 16
+"""128 random bits: the authority over a lease."""
+
+_log = structlog.get_logger(__name__)
+
+
+async def build_ledger(context: ServerContext) -> LedgerServicer:
+    """The ledger of a service process (see weighbridge_common.server).
+
+    Raises:
+        SettingsError: the declared machine is none.
+        StartError: the store cannot be opened; it was not touched then.
+    """
+    settings = context.settings
+    assert isinstance(settings, LedgerSettings)
+    try:
+        probe = await open_probe(settings.machine, node_id=settings.node_id)
+    except MachineSpecError as error:
+        raise SettingsError(f"{LedgerSettings.variable('machine')}: {error}") from error
+    except Exception as error:
+        raise StartError(f"This machine's memory cannot be read: {error}") from error
+    try:
+        store = SqliteStore(settings.data_dir.expanduser() / DATABASE)
+    except StoreRefusedError as error:
+        raise StartError(str(error)) from error
+    try:
+        servicer = await assemble(probe, store, settings.policy())
+    except BaseException as error:
+        store.close()
+        if isinstance(error, StoreError):
+            raise StartError(f"The store cannot be written: {error}. Nothing was changed.") from error
+        raise
+    context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, servicer)
+    servicer.start(context.stopping)
+    return servicer
+
+
+async def assemble(
+    probe: Probe,
+    store: Store,
+    policy: Policy,
+    *,
+    clock: Clock = system_clock,
+    is_alive: IsAlive = processes.is_alive,
+    home: Home | None = None,
+) -> LedgerServicer:
+    """A ledger with everything that was committed taken up and the dead swept, not yet started (rule 14).
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    epoch = store.begin_epoch()
+    snapshot = store.load()
+    last_observation = store.last_observation()
+    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill))
+    here = processes.current()
+    book = Book(
+        machine.ceilings(),
+        policy,
+        home or Home(here.boot_id, here.pid_namespace),
+        new_id=lambda: uuid.uuid4().hex,
+        new_secret=lambda: secrets.token_hex(SECRET_BYTES),
+        spread=random.random,  # spreads deadlines, protects nothing
+        now=clock(),
+    )
+    keeper = Keeper(book, store, clock)
+    keeper.run(lambda book, now: book.restore(snapshot, now))
+    servicer = LedgerServicer(keeper, machine, epoch, last_observation, is_alive)
+    await sweep(keeper, is_alive)
+    _log.info(
+        "ledger_ready",
+        epoch=epoch,
+        leases=book.lease_count,
+        committed_bytes=book.committed().total_bytes,
+        ceiling_bytes=book.ceilings.total_bytes,
+    )
+    return servicer

@@ -1,0 +1,207 @@
+"""Commit, then tell (rule 5): one thread writes, many decisions share one sync, and none is abandoned.
+
+While the thread writes one batch, the next one gathers: so with 32 calls in flight a disk sync serves many of them,
+and a lone call waits for exactly one.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+from weighbridge_common.logs import describe_error
+
+from weighbridge_ledger.book.events import Event
+from weighbridge_ledger.book.records import (
+    DropEnded,
+    DropLease,
+    DropTicket,
+    PutCounter,
+    PutEnded,
+    PutLease,
+    PutTicket,
+    PutWishes,
+)
+from weighbridge_ledger.store.interface import AnyWrite, Store, StoreError
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Decisions that are committed together."""
+
+    writes: list[AnyWrite] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    waiters: list[asyncio.Future[StoreError | None]] = field(default_factory=list)
+    reads: list[tuple[Callable[[Store], Any], asyncio.Future[Any]]] = field(default_factory=list)
+
+
+class Committer:
+    """Owns the store and the only thread that touches it.
+
+    Args:
+        store: opened, and not used by anybody else from now on.
+        on_batch: called on the event loop when a batch is on disk (error None) or could not be written. What could not
+            is tried again in front of the next batch, so nothing that was decided later is ever on disk without it.
+    """
+
+    def __init__(self, store: Store, on_batch: Callable[[Batch, StoreError | None], None]) -> None:
+        self._store = store
+        self._on_batch = on_batch
+        self._loop = asyncio.get_running_loop()
+        self._wake = threading.Condition()
+        self._open: Batch | None = None
+        self._in_flight = 0
+        self._closing = False
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self.failing = False
+        """Whether the last batch could not be written."""
+        self._thread = threading.Thread(target=self._work, name="ledger-store", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, writes: Sequence[AnyWrite], events: Sequence[Event]) -> None:
+        """Take a decision up for writing. Cannot be cancelled from here on."""
+        if not writes and not events:
+            return
+        with self._wake:
+            at_once = not writes and self._idle() and not self.failing
+            if not at_once:
+                batch = self._gather()
+                batch.writes.extend(writes)
+                batch.events.extend(events)
+                self._wake.notify()
+        if at_once:
+            self._on_batch(Batch(events=list(events)), None)
+
+    async def durable(self) -> StoreError | None:
+        """Wait until everything taken up so far is on disk; an error if it could not be written."""
+        waiter: asyncio.Future[StoreError | None] = self._loop.create_future()
+        with self._wake:
+            if self._idle():
+                return None
+            self._gather().waiters.append(waiter)
+            self._wake.notify()
+        return await waiter
+
+    def retry(self) -> None:
+        """Try again to write what could not be written."""
+        if self.failing:
+            with self._wake:
+                self._gather()
+                self._wake.notify()
+
+    async def read(self, query: Callable[[Store], T]) -> T:
+        """Run a query on the store, after everything taken up so far."""
+        result: asyncio.Future[T] = self._loop.create_future()
+        with self._wake:
+            self._gather().reads.append((query, result))
+            self._wake.notify()
+        return await result
+
+    async def aclose(self) -> None:
+        """Write what is left and close the store."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        await asyncio.shield(self._closed)
+
+    def _idle(self) -> bool:
+        return self._open is None and self._in_flight == 0
+
+    def _gather(self) -> Batch:
+        if self._open is None:
+            self._open = Batch()
+        return self._open
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        unwritten: dict[Hashable, AnyWrite] = {}
+        while (batch := self._next()) is not None:
+            error = self._write(batch, unwritten)
+            answers = [(future, *self._answer(query)) for query, future in batch.reads]
+            self._loop.call_soon_threadsafe(self._finish, batch, error, answers)
+        if unwritten:
+            self._write(Batch(), unwritten)
+        self._store.close()
+        self._loop.call_soon_threadsafe(self._closed.set_result, None)
+
+    def _next(self) -> Batch | None:
+        with self._wake:
+            while self._open is None and not self._closing:
+                self._wake.wait()
+            batch, self._open = self._open, None
+            if batch is not None:
+                self._in_flight += 1
+            return batch
+
+    def _write(self, batch: Batch, unwritten: dict[Hashable, AnyWrite]) -> StoreError | None:
+        if not batch.writes and not unwritten:
+            return None
+        try:
+            self._store.commit([*unwritten.values(), *batch.writes] if unwritten else batch.writes)
+        except Exception as error:  # whatever it is, the thread must go on and the callers must be told
+            for write in batch.writes:
+                # The latest write of a record stands for the earlier ones: a full disk must not fill the memory.
+                unwritten.pop(_record_of(write), None)
+                unwritten[_record_of(write)] = write
+            return error if isinstance(error, StoreError) else StoreError(repr(error))
+        unwritten.clear()
+        return None
+
+    def _answer(self, query: Callable[[Store], Any]) -> tuple[Any, Exception | None]:
+        try:
+            return query(self._store), None
+        except Exception as error:  # it belongs to the caller, not to the thread
+            return None, error
+
+    def _finish(
+        self,
+        batch: Batch,
+        error: StoreError | None,
+        answers: list[tuple[asyncio.Future[Any], Any, Exception | None]],
+    ) -> None:
+        if error is not None and not self.failing:
+            _log.error("store_unwritable", **describe_error(error))
+        elif error is None and self.failing:
+            _log.info("store_writable_again")
+        self.failing = error is not None
+        # Answers are set first, so that the calls go on before whatever else the listeners put off; they run only after
+        # this returns, and find what the listeners have noted.
+        for waiter in batch.waiters:
+            if not waiter.done():
+                waiter.set_result(error)
+        self._on_batch(batch, error)
+        with self._wake:
+            self._in_flight -= 1
+        for future, value, problem in answers:
+            if not future.done():
+                if problem is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(problem)
+
+
+def _record_of(write: AnyWrite) -> Hashable:
+    match write:
+        case PutLease(lease):
+            return "lease", lease.lease_id
+        case DropLease(lease_id):
+            return "lease", lease_id
+        case PutTicket(ticket):
+            return "ticket", ticket.request_id
+        case DropTicket(request_id):
+            return "ticket", request_id
+        case PutEnded(ended):
+            return "ended", ended.lease_id
+        case DropEnded(lease_id):
+            return "ended", lease_id
+        case PutCounter() | PutWishes():
+            return type(write).__name__
+        case _:
+            return "observation", write.observation.number

@@ -1,0 +1,171 @@
+"""The KeepAlive stream: renewals and observations up, vacate requests down (rules 10, 12, 21, 23)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+from weighbridge_proto.errors import RequestError, resource_exhausted
+from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
+from weighbridge_proto.memory.v1 import failure_pb2
+
+from weighbridge_ledger.book import Event, EventKind, Moment, Reason, Refused, ReleaseCause
+from weighbridge_ledger.book.holding import Renewal
+from weighbridge_ledger.service import failures, messages
+from weighbridge_ledger.service.clock import wall_of
+from weighbridge_ledger.service.keeper import Keeper
+
+LEASES_PER_STREAM = 256
+"""Leases that one stream may carry: a holder has a handful."""
+
+ANSWERS_BEHIND = 1024
+"""Answers waiting to be read by one holder before its stream is ended."""
+
+_log = structlog.get_logger(__name__)
+
+
+class _Session:
+    """One open stream: the leases it has renewed, and what it is to be told."""
+
+    def __init__(self) -> None:
+        self.leases: set[str] = set()
+        self.asked: set[str] = set()
+        self.answers: asyncio.Queue[pb.KeepAliveResponse | Exception | None] = asyncio.Queue(ANSWERS_BEHIND)
+
+    def offer(self, answer: pb.KeepAliveResponse | Exception | None) -> None:
+        if self.answers.full():
+            with contextlib.suppress(asyncio.QueueEmpty):
+                self.answers.get_nowait()
+            answer = resource_exhausted(
+                "KEEP_ALIVE_TOO_SLOW", "The answers to renewals are not being read. Open the stream again."
+            )
+        self.answers.put_nowait(answer)
+
+
+class KeepAliveDesk:
+    """Serves the KeepAlive streams of all holders."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._sessions: set[_Session] = set()
+        self._stopping = False
+        keeper.listen(self.on_events)
+
+    async def serve(self, requests: AsyncIterator[pb.KeepAliveRequest]) -> AsyncIterator[pb.KeepAliveResponse]:
+        """Serves one stream until the holder ends it. Losing it only clears `connected` (rule 10).
+
+        Raises:
+            RequestError: KEEP_ALIVE_TOO_SLOW, LEDGER_STOPPING.
+        """
+        if self._stopping:
+            raise failures.stopping()
+        session = _Session()
+        self._sessions.add(session)
+        reader = asyncio.create_task(self._read(requests, session))
+        try:
+            while (answer := await session.answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+        finally:
+            self._sessions.discard(session)
+            reader.cancel()
+            for lease_id in session.leases:
+                self._keeper.book.connected(lease_id, -1)
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Push what a holder must know before its next renewal."""
+        for event in events:
+            if event.lease is None or event.kind not in (EventKind.VACATING, EventKind.RELEASED, EventKind.SUSPECTED):
+                continue
+            lease_id = event.lease.lease_id
+            for session in [session for session in self._sessions if lease_id in session.leases]:
+                self._push(session, lease_id, event)
+
+    def stop(self) -> None:
+        """End every stream: the ledger is stopping."""
+        self._stopping = True
+        for session in self._sessions:
+            session.offer(failures.stopping())
+
+    async def _read(self, requests: AsyncIterator[pb.KeepAliveRequest], session: _Session) -> None:
+        try:
+            async for request in requests:
+                await self._renew(request, session)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            session.offer(error)
+            return
+        session.offer(None)
+
+    async def _renew(self, request: pb.KeepAliveRequest, session: _Session) -> None:
+        lease_id = request.lease_id
+        observed = messages.observed_of(request.observed) if request.HasField("observed") else None
+        try:
+            renewal = self._keeper.run(lambda book, now: book.renew(lease_id, request.secret, observed, now))
+            if observed is not None:
+                # A renewal is not committed, but what an observation may have changed is.
+                await self._keeper.settled()
+        except RequestError as error:
+            session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=error.failure.to_message()))
+            return
+        if lease_id not in session.leases:
+            if len(session.leases) >= LEASES_PER_STREAM:
+                raise resource_exhausted("TOO_MANY_LEASES", f"One stream renews at most {LEASES_PER_STREAM} leases.")
+            session.leases.add(lease_id)
+            self._keeper.book.connected(lease_id, +1)
+        now = self._keeper.clock()
+        session.offer(_renewed(renewal, now))
+        if renewal.out_of_grant is not None:
+            _log.warning("lease_out_of_grant", lease_id=lease_id, **renewal.out_of_grant.metadata)
+            failure = failures.failure_of(renewal.out_of_grant).to_message()
+            session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=failure))
+        if renewal.vacate_deadline is not None:
+            self._ask_to_vacate(session, lease_id, renewal.vacate_deadline, now)
+
+    def _push(self, session: _Session, lease_id: str, event: Event) -> None:
+        if event.kind is EventKind.VACATING:
+            view = self._keeper.book.view(lease_id)
+            if view is not None and view.vacate_deadline is not None:
+                self._ask_to_vacate(session, lease_id, view.vacate_deadline, self._keeper.clock())
+            return
+        if event.kind is EventKind.RELEASED:
+            session.leases.discard(lease_id)
+            if event.cause is ReleaseCause.HOLDER:
+                return
+            refused = Refused(Reason.LEASE_NOT_FOUND, "The lease has ended and its bytes were given away.")
+        else:
+            refused = Refused(
+                Reason.LEASE_SUSPECT, "The lease was silent for longer than its term. Attach to it again."
+            )
+        failure = failures.failure_of(refused).to_message()
+        session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=failure))
+
+    def _ask_to_vacate(self, session: _Session, lease_id: str, deadline: float, now: Moment) -> None:
+        if lease_id in session.asked:
+            return
+        session.asked.add(lease_id)
+        session.offer(
+            pb.KeepAliveResponse(
+                lease_id=lease_id,
+                vacate=pb.VacateRequested(
+                    deadline=messages.timestamp(wall_of(deadline, now)),
+                    reason=failure_pb2.Failure(
+                        reason=Reason.LEASE_VACATING.value,
+                        message="Finish what is in flight, begin nothing new, end the engine and release the lease.",
+                    ),
+                ),
+            )
+        )
+
+
+def _renewed(renewal: Renewal, now: Moment) -> pb.KeepAliveResponse:
+    return pb.KeepAliveResponse(
+        lease_id=renewal.lease.lease_id,
+        renewed=pb.LeaseRenewed(
+            expire_time=messages.timestamp(wall_of(renewal.deadline, now)),
+            term=messages.duration(renewal.lease.term_s),
+            charge=messages.charge_message(renewal.lease.charge),
+        ),
+    )

@@ -1,0 +1,150 @@
+"""The machine beside the book: ceilings under the person's wishes, what is free, what outsiders hold (rule 3)."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from weighbridge_common import processes
+from weighbridge_common.processes import ProcessIdentity
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge_ledger.book import Ceilings, Moment
+from weighbridge_ledger.book.book import Book, LeaseView
+from weighbridge_ledger.machine import capacity as capacities
+from weighbridge_ledger.machine import external as externals
+from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
+from weighbridge_ledger.machine.external import ExternalUse, HeldBytes
+from weighbridge_ledger.machine.messages import capacity_to_proto
+from weighbridge_ledger.machine.model import UNMEASURED, Finding, LiveMemory, Machine, Source
+from weighbridge_ledger.service.keeper import Keeper
+
+PROBE_PERIOD_WAITING_S = 2.0
+"""While somebody waits, memory held outside is looked at so often (rule 3)."""
+
+PROBE_PERIOD_S = 5.0
+"""Else so often: the price of a grant made on a reading that is at most so old."""
+
+
+class Probe(Protocol):
+    """What the machine package's probe offers."""
+
+    @property
+    def machine(self) -> Machine:
+        """The machine."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What its static readings could not say."""
+
+    async def live(self) -> LiveMemory:
+        """Memory now. Never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the person wants. None: automatic."""
+
+    limit_bytes: int | None = None
+    allow_spill: bool | None = None
+
+
+class MachineDesk:
+    """Owns the readings; the book is told through the keeper."""
+
+    def __init__(self, probe: Probe, wishes: Wishes) -> None:
+        self._probe = probe
+        self._live = UNMEASURED
+        self._external = externals.NO_EXTERNAL_USE
+        self.wishes = wishes
+
+    @property
+    def node_id(self) -> str:
+        """The machine's id."""
+        return self._probe.machine.node_id
+
+    @property
+    def measures(self) -> bool:
+        """Whether live memory counts: not on a declared machine."""
+        return self._probe.machine.source is Source.DETECTED
+
+    def ceilings(self) -> Ceilings:
+        """The ceilings that admission uses."""
+        return ceilings_for(self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill)
+
+    def capacity(self, book: Book, epoch: str, revision: int) -> machine_pb2.Capacity:
+        """The capacity of this machine with what is committed now."""
+        sums = book.committed()
+        capacity = capacities.assemble(
+            self._probe.machine,
+            limit_bytes=self.wishes.limit_bytes,
+            allow_spill=self.wishes.allow_spill,
+            committed=capacities.Committed(sums.host_bytes, sums.devices),
+            live=self._live,
+            external=self._external,
+            findings=self._probe.findings,
+        )
+        return capacity_to_proto(capacity, epoch=epoch, revision=revision)
+
+    async def measure(self, keeper: Keeper) -> None:
+        """Read memory, attribute what leases hold, and tell the book what is left over as held from outside."""
+        if not self.measures:
+            return
+        self._live = await self._probe.live()
+        leases = list(keeper.book.charged())
+        footprints = await asyncio.to_thread(_footprints, [view.lease.engines for view in leases])
+        machine = self._probe.machine
+        self._external = _attribute(machine, self._live, leases, footprints)
+        beyond = externals.over_reserve(machine, automatic_ceilings(machine), self._external)
+        keeper.run(lambda book, now: _tell(book, beyond, now))
+
+    async def measure_for_ever(self, keeper: Keeper) -> None:
+        """Measure at once and then again and again; returns at once on a declared machine."""
+        while self.measures:
+            await self.measure(keeper)
+            await asyncio.sleep(PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S)
+
+
+def _tell(book: Book, external: ExternalUse, now: Moment) -> None:
+    book.set_external(externals.for_book(external), now)
+
+
+def _attribute(
+    machine: Machine, live: LiveMemory, leases: list[LeaseView], footprints: list[int | None]
+) -> ExternalUse:
+    host: list[HeldBytes] = []
+    devices: dict[str, list[HeldBytes]] = {}
+    for view, footprint in zip(leases, footprints, strict=True):
+        pids = [engine.pid for engine in view.lease.engines]
+        reported = view.observed
+        host.append(
+            HeldBytes(
+                externals.host_attribution(machine, live, footprint, pids),
+                None if reported is None else reported.host_bytes,
+                view.lease.charge.host_bytes,
+            )
+        )
+        for device, charged in view.lease.charge.devices:
+            held = HeldBytes(
+                externals.processes_bytes(live.device(device), pids),
+                None if reported is None else dict(reported.devices).get(device),
+                charged,
+            )
+            devices.setdefault(device, []).append(held)
+    return externals.external_use(machine, live, host, devices)
+
+
+def _footprints(leases: Iterable[tuple[ProcessIdentity, ...]]) -> list[int | None]:
+    return [_footprint(engines) for engines in leases]
+
+
+def _footprint(engines: tuple[ProcessIdentity, ...]) -> int | None:
+    """What the engines' process trees hold; None where not all of them can be measured from here."""
+    sizes: list[int] = []
+    for engine in engines:
+        alive = processes.is_alive(engine)
+        size = processes.tree_footprint(engine.pid) if alive else None
+        if alive is None or (alive and size is None):
+            return None
+        sizes.append(size or 0)
+    return sum(sizes) if sizes else None

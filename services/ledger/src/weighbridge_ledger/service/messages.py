@@ -1,0 +1,296 @@
+"""Messages of the contract to values of the book, and back."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from google.protobuf import duration_pb2, timestamp_pb2
+from weighbridge_common.processes import ProcessIdentity
+from weighbridge_proto.errors import invalid_argument
+from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
+from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb2
+
+from weighbridge_ledger.book.admission import Preview, WaitReason
+from weighbridge_ledger.book.book import LeaseView
+from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
+from weighbridge_ledger.book.states import Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
+from weighbridge_ledger.service.clock import wall_of
+from weighbridge_ledger.service.failures import failure_of
+from weighbridge_ledger.store.interface import Observation
+
+MAX_TEXT = 512
+"""Longest id or name that is taken in. Names are kept, logged and sent to every watcher."""
+
+MAX_DEVICES = 64
+"""Cards in one claim: more than any machine has."""
+
+_STATES = {
+    LeaseState.QUEUED: lease_pb2.LEASE_STATE_QUEUED,
+    LeaseState.GRANTED: lease_pb2.LEASE_STATE_GRANTED,
+    LeaseState.ACTIVE: lease_pb2.LEASE_STATE_ACTIVE,
+    LeaseState.VACATING: lease_pb2.LEASE_STATE_VACATING,
+    LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
+}
+
+_CAUSE_TEXTS: dict[str, str] = {
+    ReleaseCause.HOLDER: "Its holder released it.",
+    ReleaseCause.CANCELLED: "Its Admit call ended before it was activated.",
+    ReleaseCause.NOT_ACTIVATED: "It was granted, and nobody activated it in time.",
+    ReleaseCause.PROCESSES_DEAD: "All its processes have ended.",
+    ReleaseCause.FENCED: "Its holder, in another container, was silent for so long that it has ended its engine.",
+    ReleaseCause.WAITED_TOO_LONG: "It waited as long as its caller allowed.",
+    ReleaseCause.EXCEEDS_CAPACITY: "While it waited, the limit fell below it.",
+    ReleaseCause.NOT_STORED: "The grant could not be written to disk.",
+    ReleaseCause.OPERATOR: "An operator said that its processes are gone.",
+}
+
+if TYPE_CHECKING:
+    from weighbridge_proto.ledger.v1.lease_pb2 import Lease as LeaseMessage
+
+GONE = ProcessIdentity(0, 0, "", "")
+
+
+def timestamp(wall: float) -> timestamp_pb2.Timestamp:
+    """Seconds since the epoch as a message."""
+    seconds = int(wall)
+    return timestamp_pb2.Timestamp(seconds=seconds, nanos=int((wall - seconds) * 1e9))
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """Seconds as a message."""
+    whole = int(seconds)
+    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
+
+
+# -- in ------------------------------------------------------------------------------------------------------------
+
+
+def ask_of(request: ledger_service_pb2.AdmitRequest, time_left_s: float | None) -> Ask:
+    """A call of Admit, checked. `time_left_s` is the call's own deadline.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT.
+    """
+    _check_text("request_id", request.request_id)
+    _check_text("holder.name", request.holder.name)
+    if request.holder.memory_limit_bytes < 0:
+        raise invalid_argument("holder.memory_limit_bytes", "must not be negative; leave it out for no limit")
+    purpose = request.purpose
+    for name in ("engine_kind", "model_name", "model_digest", "engine_build"):
+        _check_text(f"purpose.{name}", getattr(purpose, name))
+    _check_text("purpose.shape", purpose.shape, 4 * MAX_TEXT)
+    wait = [request.max_wait.ToNanoseconds() / 1e9] if request.HasField("max_wait") else []
+    if wait and wait[0] < 0:
+        raise invalid_argument("max_wait", "must not be negative")
+    if time_left_s is not None:
+        wait.append(time_left_s)
+    return Ask(
+        request_id=request.request_id,
+        holder=process_of("holder.process", request.holder.process),
+        claim=claim_of("claim", request.claim),
+        holder_name=request.holder.name,
+        memory_limit_bytes=request.holder.memory_limit_bytes,
+        purpose=Purpose(
+            purpose.engine_kind,
+            purpose.model_name,
+            purpose.model_digest,
+            purpose.engine_build,
+            purpose.shape,
+            purpose.planned_peak_bytes,
+        ),
+        priority=request.priority or lease_pb2.PRIORITY_NORMAL,
+        pinned=request.pinned,
+        term_s=request.term.ToNanoseconds() / 1e9 if request.HasField("term") else None,
+        max_wait_s=min(wait) if wait else None,
+    )
+
+
+def claim_of(field: str, message: requirement_pb2.Claim) -> Claim:
+    """A claim, checked.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT.
+    """
+    if len(message.devices) > MAX_DEVICES:
+        raise invalid_argument(f"{field}.devices", f"must name at most {MAX_DEVICES} cards")
+    amounts = [("host_bytes", message.host_bytes), ("optional_host_bytes", message.optional_host_bytes)]
+    for index, device in enumerate(message.devices):
+        _check_text(f"{field}.devices[{index}].device_id", device.device_id)
+        amounts.append((f"devices[{index}].required_bytes", device.required_bytes))
+        amounts.append((f"devices[{index}].optional_bytes", device.optional_bytes))
+    for name, amount in amounts:
+        if amount < 0:
+            raise invalid_argument(f"{field}.{name}", "must not be negative")
+    return Claim(
+        message.host_bytes,
+        tuple(DeviceWant(device.device_id, device.required_bytes, device.optional_bytes) for device in message.devices),
+        message.optional_host_bytes,
+        str(int(message.source)),
+    )
+
+
+def process_of(field: str, message: process_pb2.ProcessIdentity) -> ProcessIdentity:
+    """A process, checked.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT.
+    """
+    if message.pid <= 0 or message.start_time <= 0:
+        raise invalid_argument(field, "must name a process by pid and start time")
+    _check_text(f"{field}.boot_id", message.boot_id)
+    _check_text(f"{field}.pid_namespace", message.pid_namespace)
+    return ProcessIdentity.from_message(message)
+
+
+def processes_of(field: str, messages: Iterable[process_pb2.ProcessIdentity]) -> tuple[ProcessIdentity, ...]:
+    """Several processes, checked.
+
+    Raises:
+        RequestError: INVALID_ARGUMENT.
+    """
+    return tuple(process_of(f"{field}[{index}]", message) for index, message in enumerate(messages))
+
+
+def observed_of(message: process_pb2.ObservedMemory) -> Observed:
+    """What a holder reports. Amounts below zero count as zero, and so does a device without a name."""
+    return Observed(
+        max(0, message.host_bytes),
+        max(0, message.host_peak_bytes),
+        tuple((one.device_id, max(0, one.bytes)) for one in message.devices[:MAX_DEVICES] if one.device_id),
+        tuple((one.device_id, max(0, one.bytes)) for one in message.device_peaks[:MAX_DEVICES] if one.device_id),
+    )
+
+
+def _check_text(field: str, text: str, longest: int = MAX_TEXT) -> None:
+    if len(text) > longest:
+        raise invalid_argument(field, f"must have at most {longest} characters")
+
+
+# -- out -----------------------------------------------------------------------------------------------------------
+
+
+def claim_message(claim: Claim) -> requirement_pb2.Claim:
+    """A claim as it was asked."""
+    return requirement_pb2.Claim(
+        host_bytes=claim.host_bytes,
+        optional_host_bytes=claim.optional_host_bytes,
+        devices=[
+            requirement_pb2.DeviceClaim(
+                device_id=want.device_id, required_bytes=want.required_bytes, optional_bytes=want.optional_bytes
+            )
+            for want in claim.devices
+        ],
+        source=requirement_pb2.FigureSource.ValueType(int(claim.source or "0")),
+    )
+
+
+def charge_message(charge: Charge) -> requirement_pb2.Charge:
+    """What is charged."""
+    return requirement_pb2.Charge(
+        host_bytes=charge.host_bytes,
+        devices=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in charge.devices],
+        spilled_bytes=charge.spilled_bytes,
+    )
+
+
+def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
+    """A lease with what is known about it just now. Its secret is not among that."""
+    lease = view.lease
+    message = lease_pb2.Lease(
+        lease_id=lease.lease_id,
+        state=_STATES[lease.state],
+        suspect=lease.suspect,
+        fence=lease.fence,
+        purpose=lease_pb2.Purpose(
+            engine_kind=lease.purpose.engine_kind,
+            model_name=lease.purpose.model_name,
+            model_digest=lease.purpose.model_digest,
+            engine_build=lease.purpose.engine_build,
+            shape=lease.purpose.shape,
+            planned_peak_bytes=lease.purpose.planned_peak_bytes,
+        ),
+        claim=claim_message(lease.claim),
+        engine_processes=[process.to_message() for process in lease.engines],
+        priority=lease_pb2.Priority.ValueType(lease.priority),
+        pinned=lease.pinned,
+        uses=view.uses,
+        queue_position=view.queue_position,
+        connected=view.connected,
+        node_id=node_id,
+        request_id=lease.request_id,
+    )
+    message.holder.name = lease.holder_name
+    message.holder.memory_limit_bytes = lease.memory_limit_bytes
+    if lease.holder != GONE:
+        message.holder.process.CopyFrom(lease.holder.to_message())
+    if lease.state.charged:
+        message.charge.CopyFrom(charge_message(lease.charge))
+    if view.observed is not None:
+        message.observed.CopyFrom(_observed_message(view.observed))
+    for field, wall in (
+        ("create_time", lease.requested_wall),
+        ("grant_time", lease.granted_wall),
+        ("activate_time", lease.activated_wall),
+        ("last_use_time", view.last_use_wall),
+        ("release_time", view.released_wall),
+    ):
+        if wall:
+            getattr(message, field).CopyFrom(timestamp(wall))
+    if view.deadline is not None and lease.state.charged:
+        message.expire_time.CopyFrom(timestamp(wall_of(view.deadline, now)))
+    if view.cause:
+        message.end_reason.CopyFrom(_end_reason(view.cause))
+    return message
+
+
+def reason_message(reason: WaitReason) -> lease_pb2.WaitReason:
+    """One thing a claim waits for."""
+    return lease_pb2.WaitReason(
+        code=reason.code.value,
+        message=reason.message,
+        lease_ids=reason.lease_ids,
+        missing_bytes=reason.missing_bytes,
+    )
+
+
+def preview_message(preview: Preview) -> ledger_service_pb2.AdmitPreview:
+    """How a claim would fare."""
+    if preview.refusal is not None:
+        return ledger_service_pb2.AdmitPreview(
+            outcome=lease_pb2.OUTCOME_NEVER, failure=failure_of(preview.refusal).to_message()
+        )
+    if preview.charge is not None:
+        return ledger_service_pb2.AdmitPreview(outcome=lease_pb2.OUTCOME_NOW, charge=charge_message(preview.charge))
+    return ledger_service_pb2.AdmitPreview(
+        outcome=lease_pb2.OUTCOME_MUST_WAIT, reasons=[reason_message(reason) for reason in preview.reasons]
+    )
+
+
+def observation_message(one: Observation) -> lease_pb2.Observation:
+    """A measured peak."""
+    return lease_pb2.Observation(
+        observation_id=str(one.number),
+        model_digest=one.model_digest,
+        engine_build=one.engine_build,
+        shape=one.shape,
+        planned_bytes=one.planned_bytes,
+        granted_bytes=one.granted_bytes,
+        peak_bytes=one.peak_bytes,
+        load_time=duration(one.load_s),
+        observe_time=timestamp(one.observed_wall),
+        node_id=one.node_id,
+        lease_id=one.lease_id,
+    )
+
+
+def _end_reason(cause: str) -> failure_pb2.Failure:
+    reason = REFUSAL_OF.get(ReleaseCause(cause))
+    return failure_pb2.Failure(reason=reason.value if reason else cause, message=_CAUSE_TEXTS[cause])
+
+
+def _observed_message(observed: Observed) -> process_pb2.ObservedMemory:
+    return process_pb2.ObservedMemory(
+        host_bytes=observed.host_bytes,
+        host_peak_bytes=observed.host_peak_bytes,
+        devices=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in observed.devices],
+        device_peaks=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in observed.device_peaks],
+    )

@@ -1,0 +1,83 @@
+"""What the ledger says about itself: metrics and one structured line for each thing that happens to a lease."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import structlog
+from opentelemetry.metrics import CallbackOptions, Observation
+from weighbridge_common.telemetry import meter
+
+from weighbridge_ledger.book import HOST, Event, EventKind
+from weighbridge_ledger.service.keeper import Keeper
+
+_log = structlog.get_logger("weighbridge_ledger.lease")
+
+
+class LedgerMetrics:
+    """Counts decisions and waits; reports bytes and depth when they are collected. Free when telemetry is off."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        own = meter()
+        self._decisions = own.create_counter(
+            "weighbridge.admission.decisions", unit="{decision}", description="Claims by what became of them"
+        )
+        self._waits = own.create_histogram(
+            "weighbridge.admission.wait", unit="s", description="From asking to the grant"
+        )
+        own.create_observable_gauge(
+            "weighbridge.lease.bytes", [self._bytes], unit="By", description="Bytes charged to leases, by pool"
+        )
+        own.create_observable_gauge(
+            "weighbridge.capacity.bytes", [self._ceilings], unit="By", description="Ceilings in force, by pool"
+        )
+        own.create_observable_gauge(
+            "weighbridge.admission.queue", [self._depth], unit="{claim}", description="Claims that wait"
+        )
+        keeper.listen(self.on_events)
+
+    def refused(self, reason: str) -> None:
+        """An Admit call was refused before it got a lease."""
+        self._decisions.add(1, {"weighbridge.decision": "refused", "weighbridge.reason": reason})
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Count and log what was committed: after the calls that wait for the commit have been answered."""
+        asyncio.get_running_loop().call_soon(self._count_and_log, tuple(events))
+
+    def _count_and_log(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            lease = event.lease
+            if lease is None:
+                _log.info("ceilings_changed")
+                continue
+            if event.kind is EventKind.GRANTED:
+                self._decisions.add(1, {"weighbridge.decision": "granted", "weighbridge.reason": ""})
+                self._waits.record(max(0.0, event.wall - lease.requested_wall))
+            elif event.kind is EventKind.QUEUED:
+                self._decisions.add(1, {"weighbridge.decision": "queued", "weighbridge.reason": ""})
+            tell = _log.warning if event.kind in (EventKind.SUSPECTED, EventKind.OVERDUE) else _log.info
+            tell(
+                f"lease_{event.kind.lower()}",
+                lease_id=lease.lease_id,
+                fence=lease.fence,
+                bytes=lease.charge.total_bytes,
+                claimed_bytes=lease.claim.total_bytes,
+                holder=lease.holder_name,
+                holder_pid=lease.holder.pid,
+                model=lease.purpose.model_name,
+                cause=None if event.cause is None else event.cause.value,
+            )
+
+    def _bytes(self, _options: CallbackOptions) -> Iterable[Observation]:
+        sums = self._keeper.book.committed()
+        yield Observation(sums.host_bytes, {"weighbridge.pool": HOST})
+        for device, size in sums.devices.items():
+            yield Observation(size, {"weighbridge.pool": device})
+
+    def _ceilings(self, _options: CallbackOptions) -> Iterable[Observation]:
+        ceilings = self._keeper.book.ceilings
+        for pool in (HOST, *ceilings.devices):
+            yield Observation(ceilings.pool_bytes(pool), {"weighbridge.pool": pool})
+
+    def _depth(self, _options: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(self._keeper.book.queue_depth)

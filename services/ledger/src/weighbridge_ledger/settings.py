@@ -1,0 +1,55 @@
+"""Settings of the ledger."""
+
+from pathlib import Path
+
+import pydantic_settings
+from pydantic import Field
+from weighbridge_common.settings import ServiceSettings
+
+from weighbridge_ledger.book.policy import Policy
+
+_DEFAULT = Policy()
+
+
+class LedgerSettings(ServiceSettings):
+    """What the ledger can be told, as ``WEIGHBRIDGE_LEDGER_*`` variables."""
+
+    model_config = pydantic_settings.SettingsConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, env_prefix="WEIGHBRIDGE_LEDGER_"
+    )
+
+    data_dir: Path = Field(
+        default=Path("~/.weighbridge/ledger"), description="Folder of the database. One ledger owns it."
+    )
+    machine: str = Field(
+        default="",
+        description=(
+            "The machine, instead of detecting it: unified:64, discrete:64+24+24, cpu:32 (sizes in GiB), or a file of "
+            "recorded readings."
+        ),
+    )
+    node_id: str = Field(default="", max_length=128, description="Name of this machine. Empty: its own id.")
+    term_s: float = Field(
+        default=_DEFAULT.term_s,
+        ge=_DEFAULT.min_term_s,
+        le=_DEFAULT.max_term_s,
+        description="Seconds of silence after which a lease is suspect, unless its holder asks for a term of its own.",
+    )
+    activate_by_s: float = Field(
+        default=_DEFAULT.activate_by_s, ge=1, le=120, description="Seconds within which a grant must be activated."
+    )
+    queue_bound: int = Field(
+        default=_DEFAULT.queue_bound, ge=1, le=100_000, description="Claims that may wait at once."
+    )
+    max_wait_s: float = Field(
+        default=_DEFAULT.max_wait_s, ge=1, le=86_400, description="Seconds that a claim without a deadline waits."
+    )
+
+    def policy(self) -> Policy:
+        """The numbers of the rules under these settings."""
+        return Policy(
+            term_s=self.term_s,
+            activate_by_s=self.activate_by_s,
+            queue_bound=self.queue_bound,
+            max_wait_s=self.max_wait_s,
+        )
