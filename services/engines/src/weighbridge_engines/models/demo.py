@@ -104,6 +104,9 @@ def _write(source: Path, out_dir: Path) -> None:
     # MLX opens a GGUF for writing, even to read it, and an installed package may belong to someone else.
     own_copy = out_dir / "source.gguf"
     shutil.copyfile(source, own_copy)
+    # The norms stay F32, as the GGUF has them: activations (and so keys and values) are F32 then. On CPU MLX multiplies
+    # 4-bit weights with F16 activations about fifty times more slowly (150 s instead of 2.7 s for 37 prompt tokens; MLX
+    # 0.32.4, two x86-64 cores, 2026-11-30).
     weights: dict[str, Any] = {}
     for key, value in mx.load(os.fspath(own_copy)).items():
         name = mlx_name(key)

@@ -1,5 +1,6 @@
-"""What the runtime says about memory."""
+"""What the runtime says about memory, and how the process gives freed memory back."""
 
+import ctypes
 import resource
 import sys
 from dataclasses import dataclass
@@ -48,6 +49,26 @@ def peak_from_status(status: str) -> int | None:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * _KIB
     return None
+
+
+def return_free_heap() -> None:
+    """Gives free pages of the C heap back to the system, where the C library can (glibc).
+
+    glibc raises its threshold for separate mappings as large blocks are freed, so later blocks of that size come from
+    the heap and stay resident after they are freed: the process would be charged for memory that nobody uses.
+    """
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
+
+
+def _find_malloc_trim() -> "ctypes._NamedFuncPointer | None":
+    try:
+        return ctypes.CDLL(None).malloc_trim if sys.platform == "linux" else None
+    except (OSError, AttributeError):
+        return None
+
+
+_MALLOC_TRIM = _find_malloc_trim()
 
 
 def _peak_resident() -> int:

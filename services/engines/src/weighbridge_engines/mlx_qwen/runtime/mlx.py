@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from weighbridge_engines.mlx_qwen.runtime.memory import MlxMemory
+from weighbridge_engines.mlx_qwen.runtime.memory import MlxMemory, return_free_heap
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Mlx:
         self.core.synchronize(self.generation_stream)
         gc.collect()
         self.core.clear_cache()
+        return_free_heap()
 
     def end_thread(self) -> None:
         """The owner thread's last call: without it the process can abort at exit, when streams are torn down late."""

@@ -101,7 +101,7 @@ def context_overflow(prompt_tokens: int, max_output_tokens: int, context_tokens:
     """Prompt and answer together do not fit the planned context."""
     if max_output_tokens:
         message = (
-            f"The prompt has {prompt_tokens} tokens and the answer may have {max_output_tokens}; together that exceeds the "
+            f"The prompt has {prompt_tokens} tokens and the answer may have {max_output_tokens}; that is above the "
             f"planned context of {context_tokens} tokens. Shorten one of them or load with a larger context."
         )
     else:
