@@ -1,0 +1,73 @@
+"""JSON from files that nobody vouches for: size, number of values and depth are known before a single object is
+made."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from weighbridge_fit.errors import WeightError, WeightReason
+
+# A JSON value costs at most about 72 bytes as a Python object (an empty dict and its list slot, CPython 3.11), so
+# half a million of them stay below 40 MiB.
+MAX_VALUES = 500_000
+MAX_DEPTH = 32
+
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+
+
+class JsonObject(list[tuple[str, Any]]):
+    """An object as its pairs in file order, so that duplicate keys can be seen."""
+
+
+def loads_pairs(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> Any:
+    """Parses `data`; objects come back as `JsonObject`. Raises HEADER_INVALID, TOO_DEEP or PARSE_BUDGET."""
+    # Each value is followed by a comma or closes something that was opened, so this bounds the number of values.
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > max_values:
+        raise WeightError(WeightReason.PARSE_BUDGET, f"the JSON holds more than {max_values} values")
+    _check_depth(data, max_depth)
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=JsonObject, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not UTF-8", offset=error.start) from error
+    except json.JSONDecodeError as error:
+        raise WeightError(WeightReason.HEADER_INVALID, f"not JSON: {error.msg}", offset=error.pos) from error
+    except (ValueError, RecursionError) as error:
+        # ValueError: an integer of more digits than Python will convert.
+        raise WeightError(WeightReason.HEADER_INVALID, "the JSON holds a number nobody can mean") from error
+
+
+def loads_object(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """Parses an object into plain dicts. Raises what `loads_pairs` raises, DUPLICATE_KEY, or HEADER_INVALID for a
+    non-object."""
+    value = _plain(loads_pairs(data, max_values=max_values, max_depth=max_depth))
+    if not isinstance(value, dict):
+        raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not an object", offset=0)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, JsonObject):
+        plain = {key: _plain(item) for key, item in value}
+        if len(plain) != len(value):
+            raise WeightError(WeightReason.DUPLICATE_KEY, "an object names the same key twice")
+        return plain
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _check_depth(data: bytes, max_depth: int) -> None:
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(data):
+        first = data[token.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > max_depth:
+                message = f"the JSON is nested more than {max_depth} levels deep"
+                raise WeightError(WeightReason.TOO_DEEP, message, offset=token.start())
+        elif first in b"]}":
+            depth -= 1
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)

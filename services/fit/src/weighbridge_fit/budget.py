@@ -1,0 +1,43 @@
+"""The time a header may take, so that a hostile file costs a bounded amount of work.
+
+Memory needs no meter: every reader allocates in proportion to header bytes it has really read, and the header is
+capped.
+"""
+
+import time
+from collections.abc import Callable
+
+from weighbridge_fit.errors import WeightError, WeightReason
+
+MIB = 1 << 20
+
+# Headers up to 8 MiB are read in at most 2 s; each further MiB may take 0.1 s (design, section "fit").
+BASE_HEADER_BYTES = 8 * MIB
+BASE_SECONDS = 2.0
+SECONDS_PER_EXTRA_MIB = 0.1
+
+# safetensors' own limit (MAX_HEADER_SIZE, 100 MB); the same bound serves GGUF, whose format names none.
+MAX_HEADER_BYTES = 100 * MIB
+
+
+class ParseBudget:
+    """A deadline that moves out as more header bytes are really read. `clock` returns seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._allowed = BASE_SECONDS
+
+    def grow(self, header_bytes: int) -> None:
+        """Says how many header bytes are in hand, which buys time for the ones above the base."""
+        extra = max(0, header_bytes - BASE_HEADER_BYTES)
+        self._allowed = BASE_SECONDS + SECONDS_PER_EXTRA_MIB * (extra / MIB)
+
+    def check(self, offset: int | None = None) -> None:
+        """Raises PARSE_BUDGET once the time is spent. Call it every few thousand steps, not at each."""
+        if self._clock() - self._start > self._allowed:
+            raise WeightError(
+                WeightReason.PARSE_BUDGET,
+                "the header took longer to read than any honest header does",
+                offset=offset,
+            )

@@ -1,0 +1,54 @@
+"""Which part of a model a tensor belongs to, and which parts a loader opens."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from weighbridge_fit.facts import TensorFact
+
+# Widths of the dtypes that activations can take; integers are codes or counters and do not widen anything.
+_FLOAT_WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+# Tensors that mlx-lm keeps in float32 whatever the model computes in, and that do not widen activations: the decay of a
+# gated-delta layer is used inside its float32 recurrence, its output norm casts back (mlx-lm 0.32, qwen3_5,
+# qwen3_next).
+_FLOAT32_BY_DESIGN = (".A_log", ".dt_bias", ".linear_attn.norm.weight")
+_VISION_PREFIXES = ("vision_tower.", "model.visual.", "visual.", "model.vision_tower.")
+
+
+class Component(StrEnum):
+    """Parts of a language model's folder."""
+
+    MODEL = "model"
+    DRAFT = "draft"
+    VISION = "vision"
+    UNUSED = "unused"
+
+
+def language_component(name: str, tied_embeddings: bool) -> Component:
+    """The part of a transformers or MLX checkpoint that a tensor belongs to.
+
+    mlx-lm 0.32 opens only MODEL: multi-token-prediction heads and vision towers are dropped, and so are an output head
+    that is tied to the embeddings and precomputed rotary frequencies.
+    """
+    if "mtp." in name:
+        return Component.DRAFT
+    if name.startswith(_VISION_PREFIXES):
+        return Component.VISION
+    if (tied_embeddings and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq"):
+        return Component.UNUSED
+    return Component.MODEL
+
+
+def activation_bytes(tensors: Iterable[TensorFact]) -> int:
+    """Width of one activation element: what the dtypes of a model's own tensors promote to in MLX. 0 when unknown.
+
+    One float32 norm makes every activation after it float32, and with it the keys and values; float16 and bfloat16
+    together also make float32 (MLX's promotion rules).
+    """
+    dtypes = {
+        tensor.dtype
+        for tensor in tensors
+        if tensor.dtype in _FLOAT_WIDTHS and not tensor.name.endswith(_FLOAT32_BY_DESIGN)
+    }
+    if {"F16", "BF16"} <= dtypes:
+        return 4
+    return max((_FLOAT_WIDTHS[dtype] for dtype in dtypes), default=0)

@@ -1,0 +1,243 @@
+"""The safetensors header, from bytes to tensors.
+
+Two paths with one meaning. Writers emit one of two canonical layouts (fields in the order of the Rust library, or
+sorted as MLX writes them), which a regular expression walks in C; anything else that is valid JSON takes the strict
+path. The fast path accepts only what it has covered to the last byte, so that it can never read a header differently
+from the strict one.
+"""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from operator import sub
+from typing import Any
+
+from weighbridge_fit.bounded_json import JsonObject, loads_pairs
+from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.facts import MAX_ELEMENTS, PrecisionTotal, TensorFact, precision_totals
+from weighbridge_fit.safetensors.dtypes import BYTES_PER_ELEMENT
+
+# The length prefix.
+PREFIX_BYTES = 8
+METADATA_KEY = "__metadata__"
+# Metadata values longer than this (workflows, licences) are not facts about the weights.
+MAX_METADATA_VALUE = 4096
+# numpy's limit, and far above any real tensor.
+MAX_DIMENSIONS = 64
+_DTYPE = re.compile(r"[A-Za-z0-9_]{1,32}")
+
+_NAME = rb'"([^"\\\x00-\x1f]++)"'
+_OFFSETS = rb'"data_offsets":\[([0-9]++,[0-9]++)\]'
+_LAYOUT = rb'("dtype":"\w++","shape":\[[0-9,]*+\])'
+# name, layout, offsets
+_RUST_ORDER = re.compile(_NAME + rb":\{" + _LAYOUT + rb"," + _OFFSETS + rb"\}[,}]")
+# name, offsets, layout
+_SORTED_ORDER = re.compile(_NAME + rb":\{" + _OFFSETS + rb"," + _LAYOUT + rb"\}[,}]")
+_SIZE = rb"(?:0|[1-9][0-9]{0,18}+)"
+_SHAPE = rb"(?:" + _SIZE + rb"(?:," + _SIZE + rb"){0,63}+)?"
+_LAYOUT_PARTS = re.compile(rb'"dtype":"([A-Za-z0-9_]{1,32}+)","shape":\[(' + _SHAPE + rb")\]")
+# Bytes of an entry that are in none of its three groups: quotes, field names, brackets and the separator.
+_ENTRY_OVERHEAD = len(b'"":{,"data_offsets":[]},')
+
+_TEXT = rb'"[^"\\\x00-\x1f]*+"'
+_PAIR = _TEXT + rb":" + _TEXT
+_METADATA = re.compile(rb'"__metadata__":(\{(?:' + _PAIR + rb"(?:," + _PAIR + rb")*+)?\}),")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header: columns of equal length, one entry per tensor, offsets relative to the data section."""
+
+    header_bytes: int
+    names: tuple[str, ...]
+    layouts: tuple[tuple[str, tuple[int, ...], int, int], ...]  # dtype, shape, elements, bytes
+    metadata: dict[str, str]
+
+    def tensors(self) -> tuple[TensorFact, ...]:
+        """The tensors in file order."""
+        return tuple(map(TensorFact._make, zip(self.names, *zip(*self.layouts, strict=True), strict=True)))
+
+    def precisions(self) -> tuple[PrecisionTotal, ...]:
+        """Totals per dtype, from the few kinds of tensors there are rather than from each tensor."""
+        return precision_totals(
+            (layout[0], count, layout[2], layout[3]) for layout, count in Counter(self.layouts).items()
+        )
+
+
+def parse(header: bytes, data_bytes: int) -> Header:
+    """Checks and decodes a header whose data section has `data_bytes` bytes.
+
+    Raises HEADER_INVALID, DUPLICATE_KEY, BAD_SHAPE, BAD_OFFSETS, SIZE_MISMATCH, TOO_DEEP or PARSE_BUDGET; offsets in
+    errors are file offsets.
+    """
+    try:
+        columns = _fast_columns(header) or _strict_columns(header)
+    except WeightError as error:
+        offset = None if error.offset is None else error.offset + PREFIX_BYTES
+        raise WeightError(error.reason, error.message, offset=offset) from error
+    names, layouts, begins, ends, metadata = columns
+    if len(set(names)) != len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {_shown(twice)} twice")
+    sizes = list(map(sub, ends, begins))
+    _check_tiling(names, begins, ends, sizes, data_bytes, PREFIX_BYTES + len(header))
+    # A model has thousands of tensors and a dozen kinds of them; each kind is checked once.
+    kinds = list(zip(layouts, sizes, strict=True))
+    checked = {kind: _checked_size(*kind) for kind in set(kinds)}
+    return Header(len(header), tuple(names), tuple(map(checked.__getitem__, kinds)), metadata)
+
+
+# names, layouts (dtype and shape, or canonical JSON of them), begins, ends, metadata
+Columns = tuple[list[str], list[Any], list[int], list[int], dict[str, str]]
+
+
+def _fast_columns(header: bytes) -> Columns | None:
+    """The columns of a header in a canonical layout, or None when any byte of it is not covered by that layout."""
+    body = header.rstrip(b" ")
+    if not (body.startswith(b'{"') and body.endswith(b"}}")):
+        return None
+    position = 1
+    metadata: dict[str, str] = {}
+    if found := _METADATA.match(body, position):
+        position = found.end()
+        metadata = _checked_metadata(loads_pairs(found.group(1)))
+    if body.find(b'}}"', position) != -1:
+        return None  # The object closes before the end (or a name is up to mischief).
+    if _RUST_ORDER.match(body, position):
+        names, layouts, offsets = zip(*_RUST_ORDER.findall(body, position), strict=True)
+    elif _SORTED_ORDER.match(body, position):
+        names, offsets, layouts = zip(*_SORTED_ORDER.findall(body, position), strict=True)
+    else:
+        return None
+    # Nothing was skipped when the entries found are exactly as long as the text they were found in.
+    joined_names, joined_offsets = b'"'.join(names), b",".join(offsets)
+    covered = len(joined_names) + len(joined_offsets) + len(b"".join(layouts)) + _ENTRY_OVERHEAD * len(names)
+    if position + covered - 2 * (len(names) - 1) != len(body):
+        return None
+    try:
+        numbers = json.loads(b"[" + joined_offsets + b"]")
+        decoded = joined_names.decode("utf-8").split('"')
+    except ValueError:  # Leading zeros, absurdly long numbers, broken UTF-8: the strict path has the words for it.
+        return None
+    if METADATA_KEY in decoded:
+        return None
+    return decoded, list(layouts), numbers[0::2], numbers[1::2], metadata
+
+
+def _strict_columns(header: bytes) -> Columns:
+    if not header.startswith(b"{"):
+        raise WeightError(WeightReason.HEADER_INVALID, "the header does not start with a JSON object", offset=0)
+    # The format pads with spaces and nothing else.
+    document = loads_pairs(header.rstrip(b" "))
+    if not isinstance(document, JsonObject):
+        raise WeightError(WeightReason.HEADER_INVALID, "the header is not a JSON object", offset=0)
+    names: list[str] = []
+    layouts: list[Any] = []
+    begins: list[int] = []
+    ends: list[int] = []
+    metadata: dict[str, str] | None = None
+    for name, entry in document:
+        if name == METADATA_KEY:
+            if metadata is not None:
+                raise WeightError(WeightReason.DUPLICATE_KEY, "the header has two metadata sections")
+            metadata = _checked_metadata(entry)
+            continue
+        fields = _unique_fields(name, entry)
+        begin, end = _checked_offsets(name, fields.get("data_offsets"))
+        names.append(name)
+        layouts.append(_checked_layout(name, fields))
+        begins.append(begin)
+        ends.append(end)
+    return names, layouts, begins, ends, metadata or {}
+
+
+def _checked_metadata(pairs: Any) -> dict[str, str]:
+    if not isinstance(pairs, JsonObject) or not all(isinstance(value, str) for _, value in pairs):
+        raise WeightError(WeightReason.HEADER_INVALID, "the metadata section is not a map of strings")
+    metadata = dict(pairs)
+    if len(metadata) != len(pairs):
+        raise WeightError(WeightReason.DUPLICATE_KEY, "the metadata section names a key twice")
+    return {key: value for key, value in metadata.items() if len(value) <= MAX_METADATA_VALUE}
+
+
+def _unique_fields(name: str, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, JsonObject):
+        raise WeightError(WeightReason.HEADER_INVALID, f"the entry of tensor {_shown(name)} is not an object")
+    fields = dict(entry)
+    if len(fields) != len(entry):
+        raise WeightError(WeightReason.DUPLICATE_KEY, f"the entry of tensor {_shown(name)} names a field twice")
+    return fields
+
+
+def _checked_layout(name: str, fields: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    dtype, shape = fields.get("dtype"), fields.get("shape")
+    if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
+        raise WeightError(WeightReason.HEADER_INVALID, f"tensor {_shown(name)} has no dtype")
+    if type(shape) is not list or not all(map(_is_count, shape)):
+        raise WeightError(WeightReason.BAD_SHAPE, f"the shape of tensor {_shown(name)} is not a list of sizes")
+    if len(shape) > MAX_DIMENSIONS:
+        message = f"tensor {_shown(name)} has more than {MAX_DIMENSIONS} dimensions"
+        raise WeightError(WeightReason.BAD_SHAPE, message)
+    return dtype, tuple(shape)
+
+
+def _checked_offsets(name: str, offsets: Any) -> tuple[int, int]:
+    if type(offsets) is not list or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise WeightError(WeightReason.BAD_OFFSETS, f"tensor {_shown(name)} has no begin and end offset")
+    return offsets[0], offsets[1]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _check_tiling(
+    names: list[str], begins: list[int], ends: list[int], sizes: list[int], data_bytes: int, data_start: int
+) -> None:
+    """The tensors must cover the data section once each: a gap hides bytes, an overlap counts them twice."""
+    starts, stops = set(begins), set(ends)
+    if len(starts) == len(stops) == len(names) > 0 and min(sizes) > 0 and starts ^ stops == {0, data_bytes}:
+        return  # Every tensor has bytes, and each end but the last is exactly one other's begin.
+    position = 0
+    for begin, end, name in sorted(zip(begins, ends, names, strict=True)):
+        if begin != position:
+            kind = "a gap before" if begin > position else "an overlap with"
+            message = f"there is {kind} tensor {_shown(name)}"
+            raise WeightError(WeightReason.BAD_OFFSETS, message, offset=data_start + min(begin, position))
+        if end < begin:
+            message = f"tensor {_shown(name)} ends before it begins"
+            raise WeightError(WeightReason.BAD_OFFSETS, message, offset=data_start + position)
+        position = end
+    if position != data_bytes:
+        reason = WeightReason.TRUNCATED if position > data_bytes else WeightReason.BAD_OFFSETS
+        message = f"the tensors need {position} bytes of data, the file has {data_bytes}"
+        raise WeightError(reason, message, offset=data_start + min(position, data_bytes))
+
+
+def _checked_size(layout: Any, size: int) -> tuple[str, tuple[int, ...], int, int]:
+    """dtype, shape, elements and bytes of one kind of tensor."""
+    dtype, shape = _layout_from_text(layout) if isinstance(layout, bytes) else layout
+    elements = prod(shape)
+    if elements > MAX_ELEMENTS:
+        raise WeightError(WeightReason.BAD_SHAPE, "a tensor's shape multiplies to more elements than any file can hold")
+    width = BYTES_PER_ELEMENT.get(dtype)
+    if width is not None and elements * width != size:
+        message = f"a {dtype} tensor of shape {list(shape)} stores {size} bytes where {elements * width} belong"
+        raise WeightError(WeightReason.SIZE_MISMATCH, message)
+    return dtype, shape, elements, size
+
+
+def _layout_from_text(text: bytes) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape from the canonical text of the fast path; what the pattern does not match gets the strict
+    checks."""
+    if found := _LAYOUT_PARTS.fullmatch(text):
+        dtype, sizes = found.groups()
+        return dtype.decode("ascii"), tuple(map(int, sizes.split(b","))) if sizes else ()
+    return _checked_layout("", dict(loads_pairs(b"{" + text + b"}")))
+
+
+def _shown(name: str) -> str:
+    """A tensor name as it may stand in a message: short and printable, whatever the file says."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")

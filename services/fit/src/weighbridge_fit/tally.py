@@ -1,0 +1,81 @@
+"""Adds files up to weight facts, and names them by their digest."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+
+from weighbridge_fit.facts import (
+    ComponentTotal,
+    FileFacts,
+    FileSummary,
+    PrecisionTotal,
+    TensorFact,
+    WeightFacts,
+    WeightFormat,
+    precision_totals,
+)
+from weighbridge_fit.geometry import ModelGeometry
+
+Labelled = tuple[str, TensorFact]
+
+
+def label(files: Iterable[FileFacts], component_of: Callable[[FileFacts, TensorFact], str]) -> list[Labelled]:
+    """Every tensor with the component it belongs to."""
+    return [(component_of(file, tensor), tensor) for file in files for tensor in file.tensors]
+
+
+def model_digest(labelled: Iterable[Labelled]) -> str:
+    """Lower-case hex SHA-256 over the canonical facts.
+
+    One line per tensor (component, name, dtype, shape, bytes), sorted, so that sharding, file names and the order in a
+    file do not matter, and no weight is read.
+    """
+    lines = sorted(
+        f"{component}\0{tensor.name}\0{tensor.dtype}\0{','.join(map(str, tensor.shape))}\0{tensor.bytes}\n"
+        for component, tensor in labelled
+    )
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def weight_facts(
+    name: str,
+    format: WeightFormat,
+    files: Sequence[FileFacts],
+    labelled: Sequence[Labelled],
+    *,
+    architecture: str,
+    quantization: str,
+    geometry: ModelGeometry | None,
+    notes: tuple[str, ...] = (),
+) -> WeightFacts:
+    """The facts of a whole model."""
+    by_component: dict[str, list[TensorFact]] = {}
+    for component, tensor in labelled:
+        by_component.setdefault(component, []).append(tensor)
+    components = tuple(
+        ComponentTotal(component, len(tensors), sum(tensor.bytes for tensor in tensors), _totals(tensors))
+        for component, tensors in sorted(by_component.items())
+    )
+    tensors = [tensor for _, tensor in labelled]
+    return WeightFacts(
+        name=name,
+        format=format,
+        file_bytes=sum(file.file_bytes for file in files),
+        tensor_bytes=sum(component.bytes for component in components),
+        tensor_count=len(tensors),
+        element_count=sum(tensor.elements for tensor in tensors),
+        largest_tensor_bytes=max((tensor.bytes for tensor in tensors), default=0),
+        precisions=_totals(tensors),
+        components=components,
+        files=tuple(
+            FileSummary(file.name, file.file_bytes, file.header_bytes, file.format, file.tensor_count) for file in files
+        ),
+        architecture=architecture,
+        quantization=quantization,
+        model_digest=model_digest(labelled),
+        geometry=geometry,
+        notes=notes,
+    )
+
+
+def _totals(tensors: Iterable[TensorFact]) -> tuple[PrecisionTotal, ...]:
+    return precision_totals((tensor.dtype, 1, tensor.elements, tensor.bytes) for tensor in tensors)
