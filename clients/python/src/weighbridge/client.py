@@ -101,6 +101,11 @@ class Suite:
         Raises:
             CallError: it does not (reason UNREACHABLE).
         """
+        known = self._channels.get(name)
+        if known is not None and known.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            # It waits out a back-off and tells no attempts: a new channel knows at once whether somebody answers.
+            del self._channels[name]
+            await known.close()
         await reach(self.channel(name), name, self.target(name), self.patience_s if patience_s is None else patience_s)
 
     async def health(self, name: str) -> Mapping[str, bool]:

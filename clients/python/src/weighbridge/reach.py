@@ -37,15 +37,12 @@ async def reach(channel: grpc.aio.Channel, name: str, target: str, patience_s: f
         CallError: nobody answers (reason UNREACHABLE).
     """
     states = grpc.ChannelConnectivity
-    attempted = False
     try:
         async with asyncio.timeout(max(patience_s, CONNECT_TIMEOUT_S)):
             while (state := channel.get_state(try_to_connect=True)) is not states.READY:
                 if state is states.SHUTDOWN:
                     raise unreachable(name, target, "The channel is closed.")
-                if state is not states.TRANSIENT_FAILURE:
-                    attempted = True
-                elif attempted and patience_s <= 0:
+                if state is states.TRANSIENT_FAILURE and patience_s <= 0:
                     raise unreachable(name, target)
                 await channel.wait_for_state_change(state)
     except TimeoutError:

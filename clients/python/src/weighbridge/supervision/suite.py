@@ -171,11 +171,11 @@ def make_private(folder: Path) -> None:
     """Make ``folder`` for this user alone.
 
     Raises:
-        PermissionError: it exists and belongs to somebody else, or others may write to it.
+        PermissionError: it exists and belongs to somebody else, or is open to others.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid():
         raise PermissionError(f"The run folder {folder} belongs to another user.")
-    if status.st_mode & 0o022:
-        raise PermissionError(f"Others may write to the run folder {folder}. Run: chmod 700 {folder}")
+    if status.st_mode & 0o077:
+        raise PermissionError(f"The run folder {folder} is open to other users. Run: chmod 700 {folder}")

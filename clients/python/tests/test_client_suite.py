@@ -1,0 +1,144 @@
+"""The client library against fake servicers on real sockets."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from weighbridge import CallError, Suite, SyncSuite, parse_machine
+from weighbridge.client import chat_message
+from weighbridge.models import model_at
+from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
+from weighbridge_proto.errors import RequestError
+from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2
+
+MIB = 1 << 20
+
+
+async def test_calls_carry_what_was_asked_and_bring_what_was_answered(fake_suite: Any) -> None:
+    async with Suite(fake_suite.environ) as suite:
+        workload = plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=2048))
+        plan = await suite.plan_model(model_at("/m"), workload=workload, machine=parse_machine("cpu:8"))
+        assert plan.model_name == "tiny"
+        assert (await suite.describe_weights(model_at("/m"))).facts.tensor_bytes == 1_000_000
+        assert (await suite.capacity()).capacity.total.committed_bytes == 512 * MIB
+        assert (await suite.engine("mlx").describe()).engine.available
+    request = fake_suite.state.asked(fit_service_pb2.PlanModelRequest)[0]
+    assert request.model.path == "/m"
+    assert request.workload == workload
+    assert request.machine.ram_bytes == 8 << 30
+    capacity_request = fake_suite.state.requests[2]
+    assert not capacity_request.HasField("machine"), "no machine given means the ledger's own"
+
+
+async def test_every_page_of_leases_is_fetched(fake_suite: Any) -> None:
+    first = fake_suite.state.leases[0]
+    fake_suite.state.leases = [type(first)(lease_id=f"lease-{number}") for number in range(3)]
+    async with Suite(fake_suite.environ) as suite:
+        assert [lease.lease_id for lease in (await suite.leases()).leases] == ["lease-0", "lease-1", "lease-2"]
+
+
+async def test_a_failure_keeps_code_reason_figures_and_message(fake_suite: Any) -> None:
+    fake_suite.state.failures["PlanModel"] = RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION, "MODEL_WONT_RUN", "It needs 9 GiB.", metadata={"missing_bytes": 5}
+    )
+    async with Suite(fake_suite.environ) as suite:
+        with pytest.raises(CallError) as caught:
+            await suite.plan_model(model_at("/m"))
+    failure = caught.value.failure
+    assert (failure.code, failure.reason, failure.message) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "MODEL_WONT_RUN",
+        "It needs 9 GiB.",
+    )
+    assert failure.metadata["missing_bytes"] == "5"
+
+
+async def test_a_load_yields_its_events_in_order_and_its_failure_at_the_end(fake_suite: Any) -> None:
+    async with Suite(fake_suite.environ) as suite:
+        events = [event.WhichOneof("event") async for event in suite.engine("mlx").load(model_at("/m"), pinned=True)]
+        assert events == ["planned", "admitted", "starting", "ready"]
+        fake_suite.state.failures["LoadModel"] = RequestError(
+            grpc.StatusCode.FAILED_PRECONDITION, "CLAIM_EXCEEDS_CAPACITY", "Too large."
+        )
+        load = suite.engine("mlx").load(model_at("/m"), idle_timeout_s=1.5)
+        assert (await anext(load)).HasField("planned")
+        with pytest.raises(CallError, match="CLAIM_EXCEEDS_CAPACITY"):
+            await anext(load)
+    pinned, timed = fake_suite.state.asked(engine_service_pb2.LoadModelRequest)
+    assert pinned.pinned
+    assert not pinned.HasField("idle_timeout"), "not given means the service's default"
+    assert timed.idle_timeout.ToMilliseconds() == 1500
+
+
+async def test_leaving_a_stream_early_cancels_it_on_the_server(fake_suite: Any) -> None:
+    fake_suite.state.hang_after_answer = True
+    async with Suite(fake_suite.environ) as suite:
+        request = chat_service_pb2.ChatRequest(messages=[chat_message(chat_service_pb2.ROLE_USER, "hi")])
+        stream = suite.engine("mlx").chat(request)
+        async for event in stream:
+            if event.HasField("delta"):
+                break
+        await stream.aclose()
+        assert await asyncio.to_thread(fake_suite.state.cancelled.wait, 10), "the server would compute for nobody"
+
+
+async def test_nobody_there_is_unreachable_at_once(run_dir: Path) -> None:
+    async with Suite() as suite:
+        with pytest.raises(CallError) as caught:
+            await suite.capacity()
+        assert caught.value.failure.reason == "UNREACHABLE"
+        assert "ledger" in caught.value.failure.message
+        with pytest.raises(CallError):
+            await suite.capacity()  # the channel's back-off must not turn the second try into a wait or another error
+
+
+async def test_patience_waits_for_a_service_that_comes_up(unstarted_suite: Any) -> None:
+    async with Suite(patience_s=30) as suite:
+        asking = asyncio.create_task(suite.capacity())
+        done, _ = await asyncio.wait({asking}, timeout=0.5)
+        assert not done
+        unstarted_suite.start()
+        try:
+            assert (await asking).capacity.node_id == "node"
+        finally:
+            unstarted_suite.stop()
+
+
+async def test_a_model_is_a_path_here_then_a_catalogue_id_then_a_path_there(
+    fake_suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    fake_suite.state.catalog = {"known", "here"}
+    async with Suite(fake_suite.environ) as suite:
+        assert (await suite.resolve_model("here")).path == str(tmp_path / "here")
+        assert (await suite.resolve_model("./here")).path == str(tmp_path / "here")
+        assert (await suite.resolve_model("known")).catalog_id == "known"
+        assert (await suite.resolve_model("unknown")).path == "unknown"
+        assert (await suite.resolve_model("sub/model")).path == "sub/model"
+        assert (await suite.resolve_model("/nowhere/model")).path == "/nowhere/model"
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(run_dir: Path) -> None:
+    with pytest.raises(ValueError, match="mlx, sd, ds4"):
+        Suite().engine("mxl")
+
+
+def test_the_blocking_facade_does_the_same(fake_suite: Any) -> None:
+    with SyncSuite(fake_suite.environ) as suite:
+        assert suite.resolve_model("sub/model").path == "sub/model"
+        assert suite.plan_model(model_at("/m")).model_name == "tiny"
+        assert len(suite.leases().leases) == 1
+        events = [event.WhichOneof("event") for event in suite.load("mlx", model_at("/m"))]
+        assert events[-1] == "ready"
+        fake_suite.state.hang_after_answer = True
+        for event in suite.chat("mlx", chat_service_pb2.ChatRequest()):
+            if event.HasField("delta"):
+                break
+        assert fake_suite.state.cancelled.wait(10)
+        fake_suite.state.failures["GetCapacity"] = RequestError(grpc.StatusCode.INTERNAL, "BROKEN", "no")
+        with pytest.raises(CallError, match="BROKEN"):
+            suite.capacity()
+    suite.close()

@@ -1,0 +1,90 @@
+"""`up` and `chat` as processes under signals."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+TESTS = Path(__file__).parent
+
+UP = """
+import sys
+from click.testing import CliRunner
+import client_fake_service  # found by PYTHONPATH, as the services are
+from weighbridge.cli import main, up
+from weighbridge.supervision.services import ServiceSpec
+from weighbridge.reach import HEALTH_SERVICES
+def fakes(kinds):
+    return tuple(
+        ServiceSpec(name, (sys.executable, "-m", "weighbridge.supervision.lifeline", "client_fake_service", name),
+                    HEALTH_SERVICES[name], rank)
+        for name, rank in (("ledger", 2), ("fit", 1), ("engine-mlx", 0)))
+up.suite_services = fakes
+main()
+"""
+
+
+def start_up(run_dir: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", UP, "up"],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "The suite is up" in line:
+            return process
+    raise AssertionError(f"`up` ended with {process.wait()} before it was up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_in_order(run_dir: Path, number: signal.Signals) -> None:
+    process = start_up(run_dir)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 3
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    assert (run_dir / "stopped.txt").read_text().split() == ["engine-mlx", "fit", "ledger"]
+    assert not any(child.is_running() for child in children)
+    assert [path.name for path in run_dir.iterdir() if path.suffix in (".sock", ".lock")] == []
+
+
+def test_a_second_up_in_the_same_folder_is_refused(run_dir: Path) -> None:
+    process = start_up(run_dir)
+    second = subprocess.run(
+        [sys.executable, "-c", UP, "up"],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert second.returncode == 1
+    assert f"A suite already runs in {run_dir} (process {process.pid})" in second.stderr
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_ctrl_c_in_a_chat_cancels_the_call_and_exits_130(fake_suite: Any) -> None:
+    fake_suite.state.hang_after_answer = True
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m", "hi"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert fake_suite.state.hanging.wait(60)
+    assert process.stdout is not None
+    answer = "The capital is Paris."
+    assert process.stdout.read(len(answer)) == answer
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == "\n", "the shell's prompt does not follow half a line"
+    assert "Traceback" not in errors
+    assert fake_suite.state.cancelled.wait(10)
