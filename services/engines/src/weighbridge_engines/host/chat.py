@@ -1,0 +1,130 @@
+"""One chat through the engine: loaded if need be, busy by the ledger's leave, in its turn, and measured."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+
+import grpc
+from weighbridge_common.sizes import format_gib
+from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
+from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
+
+from weighbridge_engines.host import failures
+from weighbridge_engines.host.engine_host import EngineHost
+from weighbridge_engines.host.lease import LeaseEndingError
+from weighbridge_engines.host.metrics import ChatMeasure, mark_chat_end, mark_chat_span
+from weighbridge_engines.host.residency import Residency
+from weighbridge_engines.host.visit import Visit
+from weighbridge_engines.host.waiting import first_of
+from weighbridge_engines.host.wish import Wish
+
+MAX_LOADS = 3
+"""A model that is taken away before it could be used is loaded again this often, all in all."""
+
+EXPLANATION_S = 3.0
+"""How long a broken answer waits to hear why the engine ended. It takes some tens of milliseconds."""
+
+
+async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+    """The events of one chat.
+
+    Raises:
+        RequestError: as the contract lists.
+    """
+    if not request.messages:
+        raise invalid_argument("messages", "a conversation needs at least one message", "EMPTY_CONVERSATION")
+    measure = ChatMeasure(host.around.clock.monotonic())
+    model_name, usage, error_type = "", None, None
+    wish = Wish(
+        model=request.model if request.HasField("model") else None,
+        workload=request.workload,
+        options=request.options,
+        any_shape=not request.HasField("workload") and not request.HasField("options"),
+    )
+    try:
+        for attempt in range(MAX_LOADS):
+            visit = Visit(host, wish, wants_use=True)
+            try:
+                async with contextlib.aclosing(visit.events()) as events:
+                    async for event in events:
+                        yield chat_pb.ChatResponse(load=event)
+                model_name = visit.residency.plan.model_name
+                try:
+                    async with contextlib.aclosing(_answer(host, visit, request)) as responses:
+                        async for response in responses:
+                            measure.heard(response, host.around.clock.monotonic())
+                            if response.WhichOneof("event") == "finished":
+                                usage = response.finished.usage
+                                mark_chat_end(response.finished)
+                            yield response
+                    return
+                except LeaseEndingError:
+                    # Its memory was asked back just now. A new claim takes its turn in the ledger's queue.
+                    if attempt + 1 == MAX_LOADS:
+                        raise unavailable(
+                            "LEASE_VACATING",
+                            "The model's memory was asked back each time it was loaded.",
+                            retry_after_s=1.0,
+                        ) from None
+            finally:
+                visit.close()
+            await host.leave_ending(visit.residency)
+    except RequestError as error:
+        error_type = error.failure.reason
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        error_type = "CANCELLED"
+        raise
+    finally:
+        host.metrics.answered(model_name, measure, host.around.clock.monotonic(), usage, error_type)
+
+
+async def _answer(
+    host: EngineHost, visit: Visit, request: chat_pb.ChatRequest
+) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+    residency = visit.residency
+    if residency.over_grant and residency.footprint is not None:
+        held, grant = residency.footprint.now_bytes, residency.hold.charged_host_bytes
+        raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
+    mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id)
+    use_id = uuid.uuid4().hex
+    await residency.hold.begin_use(use_id)
+    try:
+        host.tell_change()
+        async with residency.queue.slot():
+            started_s = host.around.clock.monotonic()
+            async with contextlib.aclosing(_stream(residency, request)) as responses:
+                async for response in responses:
+                    yield response
+            residency.queue.note_duration(host.around.clock.monotonic() - started_s)
+    finally:
+        residency.hold.end_use(use_id)
+
+
+async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+    try:
+        async with contextlib.aclosing(residency.runtime.chat(request)) as responses:
+            async for response in responses:
+                residency.sign_of_life()
+                yield response
+    except grpc.RpcError as error:
+        raise await _explained(residency, RpcFailure.from_rpc_error(error)) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if residency.forced.done() and (task is None or not task.cancelling()):
+            # Not the caller gave up: the connection to the engine was closed under it.
+            raise RequestError.from_failure(residency.forced.result()) from None
+        raise
+
+
+async def _explained(residency: Residency, failure: RpcFailure) -> RequestError:
+    """What a call to the engine that failed means: the engine's own word, or why the engine is gone."""
+    if failure.is_ours and not residency.forced.done():
+        return RequestError.from_failure(failure)
+    await first_of(residency.forced, residency.trouble, timeout_s=EXPLANATION_S)
+    if residency.trouble.done():
+        return RequestError.from_failure(residency.trouble.result().failure)
+    if residency.forced.done():
+        return RequestError.from_failure(residency.forced.result())
+    return RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine failed: {failure.code.name}.")

@@ -1,0 +1,124 @@
+"""The failures that a host states itself, each worded once."""
+
+import grpc
+from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+
+from weighbridge_engines.supervisor.exits import ExitCause, ExitExplanation
+
+
+def ledger_unreachable() -> RequestError:
+    """The ledger does not answer."""
+    return unavailable(
+        "LEDGER_UNREACHABLE",
+        "The ledger does not answer, and nothing is loaded or used without its leave. Is the suite running?",
+        retry_after_s=2.0,
+    )
+
+
+def fit_unreachable() -> RequestError:
+    """fit does not answer."""
+    return unavailable(
+        "FIT_UNREACHABLE",
+        "The fit service does not answer, and nothing is loaded without a plan. Is the suite running?",
+        retry_after_s=2.0,
+    )
+
+
+def wont_run(plan: fit_pb.PlanModelResponse) -> RequestError:
+    """The plan says that it cannot run here."""
+    advice = " ".join(plan.assessment.help)
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "MODEL_WONT_RUN",
+        f"{plan.assessment.reason} {advice}".strip(),
+        metadata={
+            "reason_code": plan.assessment.reason_code,
+            "low_bytes": plan.requirement.total.low_bytes,
+            "expected_bytes": plan.requirement.total.expected_bytes,
+            "ceiling_bytes": plan.capacity.total.effective_bytes,
+        },
+    )
+
+
+def engine_stopping(title: str) -> RequestError:
+    """The service ends."""
+    return unavailable("ENGINE_STOPPING", f"{title} is stopping.", retry_after_s=2.0)
+
+
+def superseded() -> RequestError:
+    """Somebody unloaded what was being loaded."""
+    return RequestError(
+        grpc.StatusCode.ABORTED, "LOAD_SUPERSEDED", "The load was stopped, because the model was unloaded meanwhile."
+    )
+
+
+def model_unloaded() -> RpcFailure:
+    """Somebody unloaded the model without waiting for its requests."""
+    return RpcFailure(
+        grpc.StatusCode.ABORTED, "MODEL_UNLOADED", "The model was unloaded before the answer was complete."
+    )
+
+
+def no_model_loaded() -> RequestError:
+    """A request names no model, and none is there."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED", "No model is loaded, and the request names none."
+    )
+
+
+def too_many_requests(waiting: int, retry_after_s: float) -> RequestError:
+    """The queue is full."""
+    return RequestError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "TOO_MANY_REQUESTS",
+        f"{waiting} requests wait for the engine already. Try again later.",
+        metadata={"requests_queued": waiting},
+        retry_after_s=retry_after_s,
+    )
+
+
+def out_of_grant(footprint_text: str, grant_text: str, footprint_bytes: int, grant_bytes: int) -> RpcFailure:
+    """The engine holds more than it was granted."""
+    return RpcFailure(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "OUT_OF_GRANT",
+        f"The engine holds {footprint_text}, more than the {grant_text} that it was granted.",
+        {"footprint_bytes": str(footprint_bytes), "grant_bytes": str(grant_bytes)},
+        retry_after_s=5.0,
+    )
+
+
+def start_failed(explanation: ExitExplanation) -> RpcFailure:
+    """The engine ended before its model was ready."""
+    if explanation.cause is ExitCause.OUT_OF_MEMORY:
+        return RpcFailure(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "ENGINE_OUT_OF_MEMORY", explanation.message, explanation.metadata
+        )
+    return RpcFailure(grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED", explanation.message, explanation.metadata)
+
+
+def engine_died(explanation: ExitExplanation) -> RpcFailure:
+    """The engine ended while its model was in use."""
+    return RpcFailure(
+        grpc.StatusCode.UNAVAILABLE, "ENGINE_DIED", explanation.message, explanation.metadata, retry_after_s=0.5
+    )
+
+
+def start_timed_out(title: str, seconds: float) -> RpcFailure:
+    """The engine did not become ready."""
+    return RpcFailure(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "ENGINE_START_TIMED_OUT",
+        f"{title} was not ready after {seconds:.0f} s and was ended. Its log may say what it was at.",
+        {"start_timeout_seconds": f"{seconds:.0f}"},
+    )
+
+
+def budget_exhausted(title: str, retry_after_s: float) -> RequestError:
+    """The engine failed too often just now."""
+    return unavailable(
+        "RESTART_BUDGET_EXHAUSTED",
+        f"{title} failed repeatedly within a minute and is left alone for {retry_after_s:.0f} s. Its log says why.",
+        retry_after_s=retry_after_s,
+    )

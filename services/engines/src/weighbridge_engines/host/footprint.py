@@ -1,0 +1,73 @@
+"""How much memory an engine holds against what it was granted, and what follows."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from weighbridge_common import processes
+from weighbridge_proto.memory.v1 import process_pb2
+
+REFUSE_FRACTION = 1.10
+KILL_FRACTION = 1.25
+"""Design, engines: at 110 % of the grant no new work, at 125 % the engine is killed."""
+
+
+class FootprintVerdict(Enum):
+    """What a footprint means."""
+
+    WITHIN = "within"
+    NO_NEW_WORK = "no new work"
+    KILL = "kill"
+
+
+def judge(footprint_bytes: int, grant_bytes: int) -> FootprintVerdict:
+    """What follows from holding ``footprint_bytes`` under a grant; without a grant on the host nothing is bounded."""
+    if grant_bytes <= 0 or footprint_bytes < REFUSE_FRACTION * grant_bytes:
+        return FootprintVerdict.WITHIN
+    return FootprintVerdict.KILL if footprint_bytes >= KILL_FRACTION * grant_bytes else FootprintVerdict.NO_NEW_WORK
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How memory is measured; passed in, so that tests say what an engine holds.
+
+    Attributes:
+        footprint: bytes that a process and its descendants hold now; None: gone.
+        peak: the most that a process has held, as the system counted it; None: not told.
+    """
+
+    footprint: Callable[[int], int | None] = processes.tree_footprint
+    peak: Callable[[int], int | None] = processes.peak_rss
+
+
+class Footprint:
+    """The memory of one engine process, measured now and then.
+
+    Attributes:
+        now_bytes, peak_bytes: as last measured; 0 before.
+    """
+
+    def __init__(self, pid: int, probe: Probe) -> None:
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self._pid = pid
+        self._probe = probe
+
+    async def measure(self) -> int:
+        """Measure; in a thread, because a large process has many pages to count. Returns the footprint."""
+        now, peak = await asyncio.to_thread(self._read)
+        if now is not None:
+            self.now_bytes = now
+        # The system's own peak is of resident pages, the footprint of the whole tree: whichever is more was held.
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes, peak or 0)
+        return self.now_bytes
+
+    def message(self) -> process_pb2.ObservedMemory | None:
+        """What the ledger is told; None before the first measurement."""
+        if not self.now_bytes:
+            return None
+        return process_pb2.ObservedMemory(host_bytes=self.now_bytes, host_peak_bytes=self.peak_bytes)
+
+    def _read(self) -> tuple[int | None, int | None]:
+        return self._probe.footprint(self._pid), self._probe.peak(self._pid)

@@ -1,0 +1,126 @@
+"""What a kind of engine supplies; everything else is the host's."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+from weighbridge_proto.fit.v1 import plan_pb2
+
+from weighbridge_engines.supervisor.child import ChildSpec
+
+
+@dataclass(frozen=True)
+class KindDescription:
+    """What an engine is here.
+
+    Attributes:
+        runtime_version: name and version, for people.
+        engine_build: hash of the engine's binary and version; empty where there is no engine.
+        unavailable_reason: why it cannot be started here and what to do; empty: it can.
+    """
+
+    runtime_version: str
+    engine_build: str
+    unavailable_reason: str = ""
+
+
+class Runtime(Protocol):
+    """A started engine process, as the host talks to it."""
+
+    async def is_ready(self) -> bool:
+        """Whether it can take :meth:`load` now. May raise: that means no."""
+        ...
+
+    async def is_alive(self) -> bool:
+        """Whether it still answers, however busy it is. May raise: that means no."""
+        ...
+
+    def load(self, plan: fit_pb.PlanModelResponse) -> AsyncGenerator[engine_pb.LoadStarting, None]:
+        """Load as planned; ends when the model can be used.
+
+        Raises:
+            RequestError: the engine refuses the model, and why.
+            grpc.RpcError, OSError: the engine does not answer.
+        """
+        ...
+
+    def chat(self, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+        """One answer. Closing the iterator stops the computation. Raises as :meth:`load`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back what the host's side holds (connections)."""
+        ...
+
+
+@dataclass(frozen=True)
+class KindLaunch:
+    """How a kind starts one planned model.
+
+    Attributes:
+        child: the process.
+        connect: makes the runtime's client; called when the gate is open.
+    """
+
+    child: ChildSpec
+    connect: Callable[[], Runtime]
+
+
+class Kind(Protocol):
+    """One kind of engine."""
+
+    @property
+    def name(self) -> str:
+        """Its word: mlx, sd, ds4."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What messages call it, such as "The MLX engine"."""
+        ...
+
+    @property
+    def engine_kind(self) -> "plan_pb2.EngineKind.ValueType":
+        """Its number in the contracts."""
+        ...
+
+    @property
+    def does_chat(self) -> bool:
+        """Whether it answers chats."""
+        ...
+
+    def describe(self) -> KindDescription:
+        """What it is here. Called once, in a thread."""
+        ...
+
+    def check_options(self, options: plan_pb2.EngineOptions) -> None:
+        """Refuse options of another engine.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT INVALID_OPTION.
+        """
+        ...
+
+    def check_plan(self, plan: fit_pb.PlanModelResponse) -> None:
+        """Refuse a plan that this engine cannot start, before anything is claimed for it.
+
+        Raises:
+            RequestError: why not.
+        """
+        ...
+
+    def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
+        """How to start the planned model.
+
+        Args:
+            workspace: an empty private folder that exists as long as the process.
+        """
+        ...
+
+    def slots(self, plan: fit_pb.PlanModelResponse) -> int:
+        """How many requests the engine may be given at once under this plan."""
+        ...

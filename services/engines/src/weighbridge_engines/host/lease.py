@@ -1,0 +1,379 @@
+"""One lease in the hands of its holder: activated, kept alive, attached again after silence, used, released."""
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from weighbridge_common.tasks import TaskOwner, cancel_and_wait
+from weighbridge_proto.errors import RequestError, RpcFailure
+from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
+from weighbridge_proto.memory.v1 import process_pb2
+
+from weighbridge_engines.host.clock import Clock
+from weighbridge_engines.host.failures import ledger_unreachable
+from weighbridge_engines.host.waiting import first_of
+
+FIRST_RENEWAL_S = 2.0
+"""Until the ledger has told the term."""
+
+SHORTEST_TERM_S = 5.0
+"""The ledger's lower bound of a term (contract, AdmitRequest.term)."""
+
+RECONNECT_S = (0.1, 1.0)
+"""First and longest wait between attempts to reach a silent ledger."""
+
+MAX_OWED_ENDS = 4096
+
+_ATTACH_FIRST = ("LEASE_SUSPECT", "LEASE_SECRET_MISMATCH")
+"""Refusals that pass when the lease has been attached again."""
+
+_ENDING = ("LEASE_VACATING", "LEASE_NOT_FOUND", "LEASE_STATE")
+"""Refusals after which a lease takes no new use."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """Figures of a holder.
+
+    Attributes:
+        term_s: the term asked for; 0: the ledger's default.
+        patience_s: how long a use waits for a ledger that does not answer.
+        call_timeout_s: deadline of one call to the ledger; each is answered in milliseconds or not at all.
+        fences_itself: end the engine when nothing was renewed for a term (ledger rule 12: the ledger cannot see our
+            processes, and gives the bytes away after term and grace).
+    """
+
+    term_s: float = 0.0
+    patience_s: float = 5.0
+    call_timeout_s: float = 3.0
+    fences_itself: bool = False
+
+
+class LeaseEndingError(Exception):
+    """The lease is vacating or over: it takes no new use. A new claim is needed."""
+
+
+class _LedgerSilentError(Exception):
+    """The ledger did not answer, or did not know us as we are: attach again."""
+
+
+class LeaseHold:
+    """A granted lease.
+
+    Attributes:
+        lease: as the ledger last told it.
+        vacate: set, with the reason, when the ledger asks to vacate.
+        lost: set, with the reason, when the engine must end at once: the bytes are given away, or are not enough.
+    """
+
+    def __init__(
+        self,
+        stub: "ledger_service_pb2_grpc.LedgerServiceAsyncStub",
+        lease: lease_pb2.Lease,
+        secret: str,
+        process: process_pb2.ProcessIdentity,
+        policy: LeasePolicy,
+        clock: Clock,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.lease = lease
+        self.vacate: asyncio.Future[RpcFailure] = loop.create_future()
+        self.lost: asyncio.Future[RpcFailure] = loop.create_future()
+        self._stub = stub
+        self._secret = secret
+        self._process = process
+        self._policy = policy
+        self._clock = clock
+        self._observe: Callable[[], process_pb2.ObservedMemory | None] = lambda: None
+        self._load_complete = False
+        self._renew_now = asyncio.Event()
+        self._reattach = asyncio.Event()
+        self._term_s = policy.term_s or 3 * FIRST_RENEWAL_S
+        self._renewed_s = clock.monotonic()
+        self._keeper: asyncio.Task[None] | None = None
+        self._owed_ends: set[str] = set()
+        self._tasks = TaskOwner()
+
+    @property
+    def lease_id(self) -> str:
+        """The lease's id."""
+        return self.lease.lease_id
+
+    @property
+    def charged_host_bytes(self) -> int:
+        """What is charged on the host now."""
+        return self.lease.charge.host_bytes
+
+    @property
+    def charged_bytes(self) -> int:
+        """What is charged in all now."""
+        return self.lease.charge.host_bytes + sum(device.bytes for device in self.lease.charge.devices)
+
+    async def activate(self) -> None:
+        """Tell that the engine is about to allocate.
+
+        Raises:
+            grpc.RpcError: the ledger refused or did not answer. It may have heard it: a release is owed.
+        """
+        response = await self._stub.ActivateLease(
+            ledger_pb.ActivateLeaseRequest(lease_id=self.lease_id, secret=self._secret, process=self._process),
+            timeout=self._policy.call_timeout_s,
+        )
+        self.lease = response.lease
+
+    async def record_processes(self, engine_processes: Sequence[process_pb2.ProcessIdentity]) -> None:
+        """Record the engine's processes, before they are let through their gate.
+
+        Raises:
+            LeaseEndingError, RequestError: as :meth:`begin_use`.
+        """
+
+        async def record(secret: str) -> None:
+            response = await self._stub.ActivateLease(
+                ledger_pb.ActivateLeaseRequest(
+                    lease_id=self.lease_id, secret=secret, process=self._process, engine_processes=engine_processes
+                ),
+                timeout=self._policy.call_timeout_s,
+            )
+            self.lease = response.lease
+
+        await self._insist(record)
+
+    def keep(self, observe: Callable[[], process_pb2.ObservedMemory | None]) -> None:
+        """Renew the lease from now on and report what ``observe`` says."""
+        self._observe = observe
+        self._keeper = self._tasks.start(self._keep(), f"keep-{self.lease_id}")
+
+    def load_is_complete(self) -> None:
+        """Tell the ledger at once that the engine is loaded, and what it uses."""
+        self._load_complete = True
+        self._renew_now.set()
+
+    def renew_soon(self) -> None:
+        """Renew and report before the time has come: something changed that the ledger should know."""
+        self._renew_now.set()
+
+    async def begin_use(self, use_id: str) -> None:
+        """Become busy.
+
+        Raises:
+            LeaseEndingError: the lease takes no new use.
+            RequestError: UNAVAILABLE LEDGER_UNREACHABLE, or another refusal of the ledger's.
+        """
+
+        async def begin(secret: str) -> None:
+            await self._stub.BeginUse(
+                ledger_pb.BeginUseRequest(lease_id=self.lease_id, secret=secret, use_id=use_id),
+                timeout=self._policy.call_timeout_s,
+            )
+
+        await self._insist(begin)
+
+    def end_use(self, use_id: str) -> None:
+        """Be no longer busy. Told in the background, and again after the ledger was away."""
+        self._owed_ends.add(use_id)
+        if len(self._owed_ends) > MAX_OWED_ENDS:
+            self._owed_ends.pop()
+        self._tasks.start(self._end_use(use_id), f"end-use-{use_id}")
+
+    async def release(self, reason: str) -> None:
+        """End the lease; repeated until the ledger has answered, so this may take as long as the ledger is away."""
+        if self._keeper is not None:
+            await cancel_and_wait(self._keeper)
+        wait_s = RECONNECT_S[0]
+        while True:
+            try:
+                await self._stub.ReleaseLease(
+                    ledger_pb.ReleaseLeaseRequest(lease_id=self.lease_id, secret=self._secret, reason=reason),
+                    timeout=self._policy.call_timeout_s,
+                )
+                break
+            except grpc.RpcError as error:
+                failure = RpcFailure.from_rpc_error(error)
+            if failure.code is grpc.StatusCode.NOT_FOUND:
+                break
+            if failure.reason in _ATTACH_FIRST:
+                try:
+                    await self._attach_once()
+                    continue
+                except grpc.RpcError as error:
+                    failure = RpcFailure.from_rpc_error(error)
+                    if failure.code is grpc.StatusCode.NOT_FOUND:
+                        break
+            if not _is_silence(failure):
+                _log.warning("release_refused", lease_id=self.lease_id, reason=failure.reason)
+            await self._clock.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_S[1])
+        await self._tasks.aclose()
+
+    async def aclose(self) -> None:
+        """Stop renewing, without a word to the ledger."""
+        await self._tasks.aclose()
+
+    # -- keeping --
+
+    async def _keep(self) -> None:
+        while not self.lost.done():
+            with contextlib.suppress(_LedgerSilentError, grpc.RpcError, asyncio.InvalidStateError):
+                await self._renew_until_silent()
+            # Hours after the request that loaded the model: not part of its trace.
+            attaching = contextvars.Context().run(self._tasks.start, self._attach(), f"attach-{self.lease_id}")
+            try:
+                await attaching
+            finally:
+                attaching.cancel()
+
+    async def _renew_until_silent(self) -> None:
+        call = self._stub.KeepAlive()
+        reader = asyncio.create_task(self._hear(call))
+        self._reattach.clear()
+        again = asyncio.create_task(self._reattach.wait())
+        try:
+            while not reader.done() and not again.done():
+                observed = self._observe()
+                await call.write(
+                    ledger_pb.KeepAliveRequest(
+                        lease_id=self.lease_id,
+                        secret=self._secret,
+                        observed=observed,
+                        load_complete=self._load_complete,
+                    )
+                )
+                self._renew_now.clear()
+                nudge = asyncio.create_task(self._renew_now.wait())
+                pause = asyncio.ensure_future(self._clock.sleep(self._renewal_period_s()))
+                try:
+                    await first_of(reader, again, nudge, pause)
+                finally:
+                    nudge.cancel()
+                    pause.cancel()
+                if self._clock.monotonic() - self._renewed_s > self._term_s:
+                    raise _LedgerSilentError  # it takes what is written and answers nothing
+            if reader.done():
+                reader.result()
+        finally:
+            call.cancel()
+            reader.cancel()
+            again.cancel()
+            await asyncio.gather(reader, again, return_exceptions=True)
+
+    async def _hear(
+        self, call: "grpc.aio.StreamStreamCall[ledger_pb.KeepAliveRequest, ledger_pb.KeepAliveResponse]"
+    ) -> None:
+        async for response in call:
+            if response.lease_id != self.lease_id:
+                continue
+            event = response.WhichOneof("event")
+            if event == "renewed":
+                self._renewed_s = self._clock.monotonic()
+                if response.renewed.term.ToNanoseconds() > 0:
+                    self._term_s = response.renewed.term.ToNanoseconds() / 1e9
+                if response.renewed.HasField("charge"):
+                    self.lease.charge.CopyFrom(response.renewed.charge)
+                self.lease.expire_time.CopyFrom(response.renewed.expire_time)
+            elif event == "vacate":
+                self._set_vacate(RpcFailure.from_message(response.vacate.reason))
+            elif event == "failure":
+                failure = RpcFailure.from_message(response.failure)
+                if failure.code is grpc.StatusCode.NOT_FOUND or failure.reason == "OUT_OF_GRANT":
+                    self._set_lost(failure)
+                raise _LedgerSilentError
+
+    def _renewal_period_s(self) -> float:
+        return max(self._term_s, SHORTEST_TERM_S) / 3 if self._term_s else FIRST_RENEWAL_S
+
+    # -- coming back --
+
+    async def _attach(self) -> None:
+        wait_s = RECONNECT_S[0]
+        while not self.lost.done():
+            try:
+                await self._attach_once()
+                for use_id in list(self._owed_ends):
+                    self._tasks.start(self._end_use(use_id), f"end-use-{use_id}")
+                return
+            except grpc.RpcError as error:
+                failure = RpcFailure.from_rpc_error(error)
+            if failure.code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
+                # Nobody may attach a lease that was given away, or that a later process holds.
+                self._set_lost(failure)
+                return
+            silent_s = self._clock.monotonic() - self._renewed_s
+            if self._policy.fences_itself and silent_s > self._term_s:
+                self._set_lost(
+                    RpcFailure(
+                        grpc.StatusCode.UNAVAILABLE,
+                        "LEDGER_UNREACHABLE",
+                        f"The ledger has not renewed the lease for {silent_s:.0f} s and will give its memory away.",
+                    )
+                )
+                return
+            await self._clock.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_S[1])
+
+    async def _attach_once(self) -> None:
+        response = await self._stub.AttachLease(
+            ledger_pb.AttachLeaseRequest(lease_id=self.lease_id, process=self._process, secret=self._secret),
+            timeout=self._policy.call_timeout_s,
+        )
+        self._secret = response.secret
+        self.lease = response.lease
+        self._renewed_s = self._clock.monotonic()
+        if response.lease.state == lease_pb2.LEASE_STATE_VACATING:
+            self._set_vacate(RpcFailure.from_message(response.lease.end_reason))
+
+    async def _insist(self, call: Callable[[str], Awaitable[None]]) -> None:
+        """Make a call with the lease's secret, again while the ledger is silent or knows us no longer as we are."""
+        deadline = self._clock.monotonic() + self._policy.patience_s
+        while True:
+            secret = self._secret
+            try:
+                await call(secret)
+                return
+            except grpc.RpcError as error:
+                failure = RpcFailure.from_rpc_error(error)
+            if failure.reason in _ENDING or self.lost.done():
+                raise LeaseEndingError
+            if failure.reason in _ATTACH_FIRST:
+                if secret == self._secret:
+                    self._reattach.set()
+            elif not _is_silence(failure):
+                raise RequestError.from_failure(failure)
+            if self._clock.monotonic() >= deadline:
+                raise ledger_unreachable()
+            await self._clock.sleep(RECONNECT_S[0])
+
+    async def _end_use(self, use_id: str) -> None:
+        try:
+            await self._stub.EndUse(
+                ledger_pb.EndUseRequest(lease_id=self.lease_id, secret=self._secret, use_id=use_id),
+                timeout=self._policy.call_timeout_s,
+            )
+        except grpc.RpcError as error:
+            failure = RpcFailure.from_rpc_error(error)
+            if _is_silence(failure) or failure.reason in _ATTACH_FIRST:
+                return  # owed until attached again
+        self._owed_ends.discard(use_id)
+
+    def _set_vacate(self, failure: RpcFailure) -> None:
+        if not self.vacate.done():
+            self.vacate.set_result(failure)
+
+    def _set_lost(self, failure: RpcFailure) -> None:
+        if not self.lost.done():
+            self.lost.set_result(failure)
+
+
+def _is_silence(failure: RpcFailure) -> bool:
+    return not failure.is_ours and failure.code in (
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+    )

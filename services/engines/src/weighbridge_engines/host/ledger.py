@@ -1,0 +1,153 @@
+"""Asking the ledger for memory: a claim from its first word to an activated lease."""
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from weighbridge_common.processes import ProcessIdentity
+from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
+from weighbridge_proto.memory.v1 import process_pb2
+
+from weighbridge_engines.host.clock import Clock
+from weighbridge_engines.host.failures import ledger_unreachable
+from weighbridge_engines.host.lease import LeaseHold, LeasePolicy
+
+RETRY_S = 0.2
+"""Pause between attempts to reach a service that restarts (it takes about half a second)."""
+
+
+@dataclass(frozen=True)
+class ClaimTerms:
+    """What a load says about its claim beside the bytes."""
+
+    priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED
+    pinned: bool = False
+    max_wait_s: float | None = None
+
+
+def identity_message(identity: ProcessIdentity) -> process_pb2.ProcessIdentity:
+    """The identity as the contracts carry it."""
+    return process_pb2.ProcessIdentity(
+        pid=identity.pid,
+        start_time=identity.start_time,
+        boot_id=identity.boot_id,
+        pid_namespace=identity.pid_namespace,
+    )
+
+
+class LedgerGateway:
+    """The ledger, as an engine host uses it.
+
+    Args:
+        channel: to the ledger.
+        holder: who holds the leases: this service.
+        policy: of the leases.
+        patience_s: how long a claim waits for a ledger that does not answer.
+        clock: for waiting.
+    """
+
+    def __init__(
+        self, channel: grpc.aio.Channel, holder: lease_pb2.Holder, policy: LeasePolicy, patience_s: float, clock: Clock
+    ) -> None:
+        self._stub = ledger_service_pb2_grpc.LedgerServiceStub(channel)
+        self._holder = holder
+        self._policy = policy
+        self._patience_s = patience_s
+        self._clock = clock
+
+    async def admit(
+        self,
+        plan: fit_pb.PlanModelResponse,
+        purpose: lease_pb2.Purpose,
+        terms: ClaimTerms,
+        tell: Callable[[ledger_pb.AdmitResponse], None],
+        owe_release: Callable[[LeaseHold], object],
+    ) -> LeaseHold:
+        """Claim what the plan needs, wait for it in order, and activate the lease.
+
+        Args:
+            tell: hears of queueing, reclaiming and the grant.
+            owe_release: takes over a lease whose activation was begun and not completed: it may be active, and must be
+                released until the ledger answers (ledger rule 7).
+
+        Raises:
+            RequestError: the ledger's refusal; UNAVAILABLE LEDGER_UNREACHABLE.
+        """
+        request = ledger_pb.AdmitRequest(
+            request_id=uuid.uuid4().hex,
+            holder=self._holder,
+            purpose=purpose,
+            claim=plan.claim,
+            priority=terms.priority,
+            pinned=terms.pinned,
+        )
+        if terms.max_wait_s is not None:
+            request.max_wait.FromNanoseconds(round(terms.max_wait_s * 1e9))
+        if self._policy.term_s:
+            request.term.FromNanoseconds(round(self._policy.term_s * 1e9))
+        heard_s = self._clock.monotonic()
+
+        def owe(hold: LeaseHold) -> None:
+            # That claim will be released, and a request that has ended is not granted again.
+            request.request_id = uuid.uuid4().hex
+            owe_release(hold)
+
+        def hear(response: ledger_pb.AdmitResponse) -> None:
+            nonlocal heard_s
+            heard_s = self._clock.monotonic()
+            tell(response)
+
+        while True:
+            try:
+                return await self._admit_once(request, hear, owe)
+            except grpc.RpcError as error:
+                failure = RpcFailure.from_rpc_error(error)
+                if failure.is_ours or failure.code is not grpc.StatusCode.UNAVAILABLE:
+                    raise RequestError.from_failure(failure) from error
+            # The same request id again: a restarted ledger gives a waiting claim its old place.
+            if self._clock.monotonic() - heard_s >= self._patience_s:
+                raise ledger_unreachable()
+            await self._clock.sleep(RETRY_S)
+
+    async def record(self, observation: lease_pb2.Observation) -> None:
+        """Keep a measured peak, as well as can be: a lost one is no loss worth failing for."""
+        with contextlib.suppress(grpc.RpcError):
+            await self._stub.RecordObservation(
+                ledger_pb.RecordObservationRequest(observation=observation), timeout=self._policy.call_timeout_s
+            )
+
+    async def _admit_once(
+        self,
+        request: ledger_pb.AdmitRequest,
+        tell: Callable[[ledger_pb.AdmitResponse], None],
+        owe_release: Callable[[LeaseHold], object],
+    ) -> LeaseHold:
+        call = self._stub.Admit(request)
+        try:
+            async for response in call:
+                if response.WhichOneof("event") == "granted":
+                    granted = response.granted
+                    hold = LeaseHold(
+                        self._stub, granted.lease, granted.secret, self._holder.process, self._policy, self._clock
+                    )
+                    await _activate(hold, owe_release)
+                    tell(ledger_pb.AdmitResponse(granted=ledger_pb.AdmitGranted(lease=hold.lease)))
+                    return hold
+                tell(response)
+        finally:
+            # Ends a claim that waits or is granted; an activated lease no longer depends on the stream.
+            call.cancel()
+        raise unavailable("ADMISSION_INTERRUPTED", "The ledger ended the admission without a word.", retry_after_s=1.0)
+
+
+async def _activate(hold: LeaseHold, owe_release: Callable[[LeaseHold], object]) -> None:
+    try:
+        await hold.activate()
+    except BaseException:
+        owe_release(hold)
+        raise

@@ -1,0 +1,411 @@
+"""One model in one engine process under one lease, from the activated lease to the burial."""
+
+import asyncio
+import contextvars
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import grpc
+import structlog
+from weighbridge_common.sizes import format_gib
+from weighbridge_common.tasks import TaskOwner
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.errors import RequestError, RpcFailure
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+from weighbridge_proto.fit.v1 import weights_pb2
+
+from weighbridge_engines.host import failures
+from weighbridge_engines.host.clock import Clock
+from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge
+from weighbridge_engines.host.kind import Kind, Runtime
+from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
+from weighbridge_engines.host.ledger import identity_message
+from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
+from weighbridge_engines.host.requests import RequestQueue
+from weighbridge_engines.host.waiting import first_of
+from weighbridge_engines.supervisor.child import Child, SpawnError, spawn
+from weighbridge_engines.supervisor.exits import ExitFacts, explain
+from weighbridge_engines.supervisor.output import RingLog
+from weighbridge_engines.supervisor.readiness import LivenessPolicy, ReadinessPolicy, until_dead, until_ready
+from weighbridge_engines.supervisor.records import ProcessRecord
+
+LAST_WORD_S = 0.25
+"""An engine that printed a fatal line is given this long to end by itself, so that its end can be explained too."""
+
+_log = structlog.get_logger(__name__)
+
+
+class ResidencyState(Enum):
+    """Where a residency stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    ENDING = "ending"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a residency must end at once.
+
+    Attributes:
+        reason: for the ledger's log.
+        failure: what requests in flight are told.
+        is_crash: whether it counts against the restart budget.
+    """
+
+    reason: str
+    failure: RpcFailure
+    is_crash: bool = False
+
+
+@dataclass(frozen=True)
+class ResidencyPolicy:
+    """Figures of a residency; see :class:`weighbridge_engines.settings.EngineSettings`."""
+
+    start_timeout_s: float = 600.0
+    stop_grace_s: float = 3.0
+    queue_limit: int = 64
+    footprint_period_s: float = 1.0
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every residency of a host shares."""
+
+    kind: Kind
+    run_dir: Path
+    log: RingLog
+    record: ProcessRecord
+    policy: ResidencyPolicy
+    clock: Clock
+    probe: Probe
+
+
+class Residency:
+    """See the module.
+
+    Attributes:
+        model: as it was named first.
+        plan: the plan it is loaded by.
+        aliases: requests that mean it.
+        hold: its lease.
+        pinned, idle_timeout_s: whether and when it ends for idleness (None: never).
+        stakes: calls that use it or are about to.
+        state: where it stands.
+        trouble: set when it must end at once.
+        on_idle: called when it has been idle for long enough.
+    """
+
+    def __init__(
+        self,
+        model: weights_pb2.ModelRef,
+        plan: fit_pb.PlanModelResponse,
+        aliases: set[RequestKey],
+        hold: LeaseHold,
+        around: Surroundings,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.model = model
+        self.plan = plan
+        self.key: PlanKey = key_of(plan)
+        self.aliases = aliases
+        self.hold = hold
+        self.pinned = False
+        self.idle_timeout_s: float | None = None
+        self.stakes: set[object] = set()
+        self.state = ResidencyState.STARTING
+        self.trouble: asyncio.Future[Trouble] = loop.create_future()
+        self.on_idle: Callable[[], object] = lambda: None
+        self.forced: asyncio.Future[RpcFailure] = loop.create_future()
+        self.child: Child | None = None
+        self.footprint: Footprint | None = None
+        self.queue = RequestQueue(around.kind.slots(plan), around.policy.queue_limit)
+        self.over_grant = False
+        self.load_time_s = 0.0
+        self.ready_wall_s = 0.0
+        self.last_use_wall_s = 0.0
+        self._last_use_s = 0.0
+        self._last_sign_s = 0.0
+        self._around = around
+        self._runtime: Runtime | None = None
+        self._watchers = TaskOwner()
+        self._freed = asyncio.Event()
+        self._idle_terms_changed = asyncio.Event()
+        self._workspace: Path | None = None
+
+    # -- use --
+
+    @property
+    def runtime(self) -> Runtime:
+        """The engine's client; there once ready."""
+        assert self._runtime is not None, "asked for only when ready"
+        return self._runtime
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it has ever been ready."""
+        return self.child is not None and self.child.was_ready
+
+    def take(self, stake: object) -> None:
+        """A call is going to use it; it is not replaced, vacated or unloaded until that call lets go."""
+        self.stakes.add(stake)
+        self._freed.clear()
+
+    def drop(self, stake: object) -> None:
+        """That call is through."""
+        self.stakes.discard(stake)
+        if not self.stakes:
+            self._last_use_s = self._around.clock.monotonic()
+            self.last_use_wall_s = self._around.clock.wall()
+            self._freed.set()
+
+    def sign_of_life(self) -> None:
+        """The engine just produced something."""
+        self._last_sign_s = self._around.clock.monotonic()
+
+    def change_idle_terms(self, pinned: bool, idle_timeout_s: float | None) -> None:
+        """Whether and when it ends for idleness, from now on."""
+        self.pinned, self.idle_timeout_s = pinned, idle_timeout_s
+        self._idle_terms_changed.set()
+
+    @property
+    def idle_unload_wall_s(self) -> float | None:
+        """When it ends for idleness, seconds since the epoch; None: while it is used, pinned, or without limit."""
+        if self.pinned or self.idle_timeout_s is None or self.stakes or self.state is not ResidencyState.READY:
+            return None
+        return self.last_use_wall_s + self.idle_timeout_s
+
+    async def until_free(self) -> None:
+        """Return when nobody uses it, or when it must not be waited for."""
+        freed = asyncio.ensure_future(self._freed.wait())
+        try:
+            if self.stakes:
+                await first_of(freed, self.forced)
+        finally:
+            freed.cancel()
+
+    async def force(self, failure: RpcFailure) -> None:
+        """End the requests in flight with ``failure``."""
+        if not self.forced.done():
+            self.forced.set_result(failure)
+            if self._runtime is not None:
+                await self._runtime.aclose()
+
+    # -- start --
+
+    async def start(self, tell: Callable[[engine_pb.LoadModelResponse], None]) -> None:
+        """Start the process, held until its identity is on the lease, and load the model.
+
+        Raises:
+            RequestError: why it could not be done. :meth:`stop` must be called in any case.
+        """
+        around = self._around
+        # The lease outlives the request that loads the model; what the watchers do belongs to no request's trace.
+        self.hold.keep(lambda: self.footprint.message() if self.footprint is not None else None)
+        self._watch(self._watch_lease(), "lease")
+        tell(_starting("process"))
+        self._workspace = _make_workspace(around.run_dir, around.kind.name, self.hold.lease_id)
+        launch = around.kind.launch(self.plan, self._workspace)
+        started_s = around.clock.monotonic()
+        try:
+            child = await spawn(launch.child, around.log)
+        except SpawnError as error:
+            raise RequestError(grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED", str(error)) from error
+        self.child = child
+        self.footprint = Footprint(child.engine.pid, around.probe)
+        self._watch(self._watch_child(child), "child")
+        self._watch(self._watch_output(child), "output")
+        try:
+            around.record.write(child.identities)
+        except OSError as error:
+            raise RequestError(
+                grpc.StatusCode.INTERNAL,
+                "ENGINE_START_FAILED",
+                f"The engine's process cannot be recorded in {around.run_dir}: {error.strerror}.",
+            ) from error
+        try:
+            await self.hold.record_processes([identity_message(identity) for identity in child.identities])
+        except LeaseEndingError:
+            raise _lease_over() from None
+        self._watch(self._watch_footprint(self.footprint), "footprint")
+        child.open_gate()
+        self._runtime = launch.connect()
+        try:
+            async with asyncio.timeout(around.policy.start_timeout_s):
+                await self._unless_trouble(self._become_ready(child, self._runtime, tell))
+        except TimeoutError:
+            raise RequestError.from_failure(
+                failures.start_timed_out(around.kind.title, around.policy.start_timeout_s)
+            ) from None
+        self.load_time_s = around.clock.monotonic() - started_s
+        child.was_ready = True
+        await self.footprint.measure()
+        self.state = ResidencyState.READY
+        self.ready_wall_s = self.last_use_wall_s = around.clock.wall()
+        self._last_use_s = self._last_sign_s = around.clock.monotonic()
+        self.hold.load_is_complete()
+        self._watch(self._watch_liveness(self._runtime), "liveness")
+        self._watch(self._watch_idle(), "idle")
+
+    async def _become_ready(
+        self, child: Child, runtime: Runtime, tell: Callable[[engine_pb.LoadModelResponse], None]
+    ) -> None:
+        await until_ready(child, runtime.is_ready, ReadinessPolicy(timeout_s=self._around.policy.start_timeout_s))
+        try:
+            async for progress in runtime.load(self.plan):
+                tell(engine_pb.LoadModelResponse(starting=progress))
+        except grpc.RpcError as error:
+            raise RequestError.from_rpc_error(error) from error
+
+    async def _unless_trouble(self, work: Awaitable[None]) -> None:
+        working = asyncio.ensure_future(work)
+        try:
+            await first_of(working, self.trouble)
+            if working.done() and not self.trouble.done() and _is_unexplained(working):
+                # A dead engine is noticed first by the call that it breaks; why it died is known a moment later.
+                await first_of(self.trouble, timeout_s=4 * LAST_WORD_S)
+            if self.trouble.done():
+                raise RequestError.from_failure(self.trouble.result().failure)
+            working.result()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    # -- end --
+
+    async def stop(self) -> None:
+        """End the process for certain. The lease is still held after this: release it, :attr:`hold`."""
+        await self._watchers.aclose()
+        if self.footprint is not None and self.child is not None and not self.child.has_ended:
+            await self.footprint.measure()
+        if self._runtime is not None:
+            await self._runtime.aclose()
+        if self.child is not None:
+            await self.child.stop(self._around.policy.stop_grace_s)
+            self._around.record.clear()
+        if self._workspace is not None:
+            shutil.rmtree(self._workspace, ignore_errors=True)
+        self.state = ResidencyState.GONE
+
+    # -- watchers: each sets a future, none acts --
+
+    def _watch(self, work: Awaitable[None], name: str) -> None:
+        async def run() -> None:
+            await work
+
+        contextvars.Context().run(self._watchers.start, run(), f"watch-{name}-{self.hold.lease_id}")
+
+    def _set_trouble(self, trouble: Trouble) -> None:
+        if not self.trouble.done():
+            self.trouble.set_result(trouble)
+
+    async def _watch_lease(self) -> None:
+        failure = await asyncio.shield(self.hold.lost)
+        if failure.reason == "OUT_OF_GRANT":
+            self._set_trouble(Trouble("OUT_OF_GRANT", failure))
+        else:
+            _log.error("lease_lost", lease_id=self.hold.lease_id, reason=failure.reason)
+            self._set_trouble(Trouble("LEASE_LOST", _lease_over().failure))
+
+    async def _watch_child(self, child: Child) -> None:
+        self._ended_by(child, await child.wait())
+
+    async def _watch_output(self, child: Child) -> None:
+        line = await child.wait_fatal()
+        await first_of(asyncio.ensure_future(child.wait()), timeout_s=LAST_WORD_S)
+        if not child.has_ended:
+            self._ended_by(child, ExitFacts(fatal=line, was_ready=child.was_ready))
+
+    def _ended_by(self, child: Child, facts: ExitFacts) -> None:
+        if facts.asked:
+            return
+        why = explain(facts, self._around.kind.title, child.spec.exit_meanings)
+        _log.warning("engine_ended", cause=why.cause.value, lease_id=self.hold.lease_id, **why.metadata)
+        failure = failures.engine_died(why) if facts.was_ready else failures.start_failed(why)
+        self._set_trouble(Trouble("CRASHED", failure, is_crash=True))
+
+    async def _watch_footprint(self, footprint: Footprint) -> None:
+        while True:
+            held = await footprint.measure()
+            grant = self.hold.charged_host_bytes
+            verdict = judge(held, grant)
+            self.over_grant = verdict is not FootprintVerdict.WITHIN
+            if verdict is FootprintVerdict.KILL:
+                self._set_trouble(
+                    Trouble("OUT_OF_GRANT", failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
+                )
+                return
+            if held > grant:
+                self.hold.renew_soon()  # the ledger may grant the difference, or say that it cannot
+            await self._around.clock.sleep(self._around.policy.footprint_period_s)
+
+    async def _watch_liveness(self, runtime: Runtime) -> None:
+        policy = self._around.policy.liveness
+        await until_dead(
+            runtime.is_alive,
+            policy,
+            excused=lambda: self._around.clock.monotonic() - self._last_sign_s < policy.interval_s,
+        )
+        failure = RpcFailure(
+            grpc.StatusCode.UNAVAILABLE,
+            "ENGINE_DIED",
+            f"{self._around.kind.title} no longer answers and was ended.",
+            {"cause": "HANGS"},
+            retry_after_s=0.5,
+        )
+        self._set_trouble(Trouble("HANGS", failure, is_crash=True))
+
+    async def _watch_idle(self) -> None:
+        clock = self._around.clock
+        while True:
+            self._idle_terms_changed.clear()
+            if self.stakes:
+                await self._freed.wait()
+                continue
+            if self.pinned or self.idle_timeout_s is None:
+                await self._idle_terms_changed.wait()
+                continue
+            left_s = self._last_use_s + self.idle_timeout_s - clock.monotonic()
+            if left_s <= 0:
+                self.on_idle()  # at once, so that no call comes in between
+                return
+            pause = asyncio.ensure_future(clock.sleep(left_s))
+            changed = asyncio.ensure_future(self._idle_terms_changed.wait())
+            try:
+                await first_of(pause, changed)
+            finally:
+                pause.cancel()
+                changed.cancel()
+
+
+def _make_workspace(run_dir: Path, kind: str, lease_id: str) -> Path:
+    # Short, because a socket's path may have 100 bytes in all.
+    folder = run_dir / f"{kind}-{abs(hash(lease_id)) % 16**6:06x}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _is_unexplained(work: "asyncio.Future[None]") -> bool:
+    if work.cancelled():
+        return True
+    error = work.exception()
+    return error is not None and not (isinstance(error, RequestError) and error.failure.is_ours)
+
+
+def _starting(phase: str) -> engine_pb.LoadModelResponse:
+    return engine_pb.LoadModelResponse(starting=engine_pb.LoadStarting(phase=phase, fraction=-1.0))
+
+
+def _lease_over() -> RequestError:
+    return RequestError(
+        grpc.StatusCode.UNAVAILABLE,
+        "LEASE_LOST",
+        "The ledger has given this engine's memory away, so the engine was ended. Ask again for a new claim.",
+        retry_after_s=0.5,
+    )

@@ -1,0 +1,67 @@
+"""The host's side of the connection to an MLX runtime."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from weighbridge_proto.channel import open_channel
+from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.engines.v1 import runtime_service_pb2 as runtime_pb
+from weighbridge_proto.engines.v1 import runtime_service_pb2_grpc
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+
+PROBE_TIMEOUT_S = 2.0
+
+
+class MlxRuntimeClient:
+    """See :class:`weighbridge_engines.host.kind.Runtime`."""
+
+    def __init__(self, socket: Path) -> None:
+        self._channel = open_channel(f"unix:{socket}")
+        self._runtime = runtime_service_pb2_grpc.RuntimeServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def is_ready(self) -> bool:
+        """Whether its health says so."""
+        # The stub's methods are made at run time, and its types do not name them.
+        check: Any = self._health.Check  # type: ignore[attr-defined]
+        response = await check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
+        serving: bool = response.status == health_pb2.HealthCheckResponse.SERVING
+        return serving
+
+    async def is_alive(self) -> bool:
+        """Whether its event loop answers; the thread that computes is another."""
+        return await self.is_ready()
+
+    async def load(self, plan: fit_pb.PlanModelResponse) -> AsyncGenerator[engine_pb.LoadStarting, None]:
+        """Open the weights as planned."""
+        call = self._runtime.Load(
+            runtime_pb.LoadRequest(model_path=plan.resolved_path, launch=plan.launch.mlx, model_name=plan.model_name)
+        )
+        try:
+            async for response in call:
+                if response.phase != "done":
+                    yield engine_pb.LoadStarting(phase=response.phase, fraction=response.fraction)
+        finally:
+            call.cancel()
+
+    async def chat(self, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+        """One answer."""
+        call = self._runtime.Generate(runtime_pb.GenerateRequest(chat=request))
+        try:
+            async for response in call:
+                event = response.WhichOneof("event")
+                if event == "started":
+                    yield chat_pb.ChatResponse(started=response.started)
+                elif event == "delta":
+                    yield chat_pb.ChatResponse(delta=response.delta)
+                elif event == "finished":
+                    yield chat_pb.ChatResponse(finished=response.finished)
+        finally:
+            call.cancel()
+
+    async def aclose(self) -> None:
+        """Close the connection; calls in flight end."""
+        await self._channel.close()

@@ -1,0 +1,46 @@
+"""Settings of an engine service: variables ``WEIGHBRIDGE_ENGINES_*``."""
+
+from typing import Literal
+
+import pydantic_settings
+from pydantic import Field
+from weighbridge_common.settings import ServiceSettings
+
+
+class EngineSettings(ServiceSettings):
+    """What an engine service can be told beside what every service can."""
+
+    model_config = pydantic_settings.SettingsConfigDict(env_prefix="WEIGHBRIDGE_ENGINES_")
+
+    idle_timeout_s: float = Field(
+        default=300.0, ge=0, le=7 * 86400,
+        description="Unload a model that nothing has used for this many seconds. 0: never.",
+    )  # fmt: skip
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, le=86400,
+        description="Seconds from the start of the engine's process until its model must be ready.",
+    )  # fmt: skip
+    stop_grace_s: float = Field(
+        default=3.0, ge=0, le=120, description="Seconds between asking the engine's process to end and killing it."
+    )
+    queue_limit: int = Field(
+        default=64, ge=0, le=4096,
+        description="Requests that may wait for the engine beside those it serves; more are refused.",
+    )  # fmt: skip
+    ledger_patience_s: float = Field(
+        default=5.0, ge=0, le=120,
+        description="Seconds for which a request waits for a ledger or fit service that does not answer.",
+    )  # fmt: skip
+    lease_term_s: float = Field(
+        default=0.0, ge=0, le=600, description="Term of the engine's lease in seconds. 0: the ledger's default."
+    )
+    footprint_period_s: float = Field(
+        default=1.0, gt=0, le=60, description="Seconds between measurements of the engine's memory."
+    )
+    fence_when_silent: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description=(
+            "End the engine when its lease was not renewed for a whole term. Needed where the ledger cannot see this "
+            "machine's processes (another machine or container). auto: unless the ledger is reached by a Unix socket."
+        ),
+    )
