@@ -20,8 +20,9 @@ from weighbridge_engines.supervisor.exits import ExitCause, FatalLine
 
 RUNTIME_COMMAND = (sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime")
 
-PASSED_ON = ("WEIGHBRIDGE_OTLP_ENDPOINT",)
-"""The child's spans belong to the same trace."""
+PASSED_ON = ("WEIGHBRIDGE_OTLP_ENDPOINT", "MLX_DISABLE_COMPILE")
+"""The child's spans belong to the same trace; and where /tmp allows no execution (containers), MLX cannot load the CPU
+kernels that it compiles there, and must be told not to."""
 
 EXIT_MEANINGS: Mapping[int, str] = {
     ExitCode.MLX_UNAVAILABLE: "MLX or mlx-lm cannot be imported here",
