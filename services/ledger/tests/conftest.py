@@ -1,10 +1,15 @@
 """A book with a clock that only the test moves, and short words for its verbs. Sizes in tests are small integers."""
 
+import contextlib
 import itertools
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 
+import grpc
 import pytest
 from weighbridge_common.processes import ProcessIdentity
+from weighbridge_common.server import ServerContext, start_server
 from weighbridge_ledger.book import (
     Ask,
     Book,
@@ -20,7 +25,15 @@ from weighbridge_ledger.book import (
     Refused,
 )
 from weighbridge_ledger.book.admission import Admission
+from weighbridge_ledger.machine.model import UNMEASURED, Device, LiveMemory, Machine, Pool, Source
+from weighbridge_ledger.service.app import assemble
+from weighbridge_ledger.service.servicer import LedgerServicer
+from weighbridge_ledger.settings import LedgerSettings
 from weighbridge_ledger.store import MemoryStore
+from weighbridge_proto.channel import open_channel
+from weighbridge_proto.errors import RpcFailure
+from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
+from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 
 HOME = Home("boot-1", "pid:[1]")
 START_WALL = 1_000_000.0
@@ -154,3 +167,149 @@ class World:
 def new_world() -> type[World]:
     """The class of worlds."""
     return World
+
+
+GIB = 2**30
+
+
+class DeclaredProbe:
+    """A machine that was declared: nothing is measured. 40 GiB of RAM without a card: a host share of 24 GiB."""
+
+    def __init__(self, ram_gib: int = 40, cards: Sequence[Device] = ()) -> None:
+        self.machine = Machine(
+            "node", Pool.DISCRETE if cards else Pool.CPU, ram_gib * GIB, tuple(cards), Source.DECLARED
+        )
+        self.findings = ()
+
+    async def live(self) -> LiveMemory:
+        return UNMEASURED
+
+
+class GatedStore(MemoryStore):
+    """A store whose commits wait while its gate is closed, as on a slow disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def commit(self, writes) -> None:
+        assert self.gate.wait(30)
+        super().commit(writes)
+
+
+class Ledger:
+    """A ledger on a real socket with a clock that only the test moves."""
+
+    def __init__(self, folder: Path, store: MemoryStore | None = None, policy: Policy | None = None) -> None:
+        self.folder = folder
+        self.store = store or GatedStore()
+        self.policy = policy or Policy()
+        self.time = 0.0
+        self.dead: set[ProcessIdentity] = set()
+        self.probe = DeclaredProbe()
+        self.servicer: LedgerServicer
+        self.stub: ledger_service_pb2_grpc.LedgerServiceAsyncStub
+        self.stop: Callable
+
+    @contextlib.asynccontextmanager
+    async def serve(self) -> AsyncIterator["Ledger"]:
+        settings = LedgerSettings(run_dir=str(self.folder), data_dir=self.folder / "data", grace_s=0.5)
+        async with await start_server(settings, "ledger", self._build) as running:
+            self.stop = running.stop
+            channel = open_channel(running.target)
+            self.stub = ledger_service_pb2_grpc.LedgerServiceStub(channel)
+            try:
+                yield self
+            finally:
+                self.store.gate.set()
+                await channel.close()
+
+    async def _build(self, context: ServerContext) -> LedgerServicer:
+        self.servicer = await assemble(
+            self.probe,
+            self.store,
+            self.policy,
+            clock=lambda: Moment(self.time, START_WALL + self.time),
+            is_alive=self._is_alive,
+            home=HOME,
+        )
+        context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, self.servicer)
+        self.servicer.start(context.stopping)
+        return self.servicer
+
+    def _is_alive(self, process: ProcessIdentity) -> bool | None:
+        return process not in self.dead if HOME.sees(process) else None
+
+    async def pass_time(self, seconds: float) -> None:
+        until = self.time + seconds
+        while self.time < until:
+            self.time = min(until, self.time + 0.5)
+            self.servicer._keeper.run(lambda book, now: book.tick(now))
+        await self.servicer._keeper.committer.durable()
+
+    @property
+    def committed(self) -> int:
+        return self.servicer._keeper.book.committed().total_bytes // GIB
+
+    @staticmethod
+    def process(pid: int):
+        return World.process(pid).to_message()
+
+    def request(self, gib: float, pid: int = 1, request_id: str = "", **more) -> pb.AdmitRequest:
+        return pb.AdmitRequest(
+            request_id=request_id,
+            holder={"name": f"holder-{pid}", "process": self.process(pid)},
+            claim={"host_bytes": int(gib * GIB)},
+            **more,
+        )
+
+    def admit(self, gib: float, pid: int = 1, request_id: str = "", **more):
+        return self.stub.Admit(self.request(gib, pid, request_id, **more))
+
+    async def granted(self, gib: float, pid: int = 1, request_id: str = "", **more):
+        """An open Admit call and its grant."""
+        call = self.admit(gib, pid, request_id, **more)
+        response = await call.read()
+        assert response.WhichOneof("event") == "granted", response
+        return call, response.granted
+
+    async def active(self, gib: float, pid: int = 1, *engines: int, request_id: str = "", **more):
+        """An activated lease: (lease id, secret)."""
+        call, granted = await self.granted(gib, pid, request_id, **more)
+        await self.stub.ActivateLease(
+            pb.ActivateLeaseRequest(
+                lease_id=granted.lease.lease_id,
+                secret=granted.secret,
+                process=self.process(pid),
+                engine_processes=[self.process(engine) for engine in engines],
+            )
+        )
+        assert await call.read() is grpc.aio.EOF
+        return granted.lease.lease_id, granted.secret
+
+    async def release(self, lease_id: str, secret: str):
+        return (await self.stub.ReleaseLease(pb.ReleaseLeaseRequest(lease_id=lease_id, secret=secret))).lease
+
+    async def leases(self):
+        return list((await self.stub.ListLeases(pb.ListLeasesRequest())).leases)
+
+    @staticmethod
+    async def failure(call) -> RpcFailure:
+        """How a call or a read fails."""
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call
+        return RpcFailure.from_rpc_error(error.value)
+
+
+@pytest.fixture
+def new_ledger() -> type[Ledger]:
+    """The class of ledgers."""
+    return Ledger
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    """A ledger of 24 GiB that serves."""
+    async with Ledger(tmp_path).serve() as serving:
+        yield serving
