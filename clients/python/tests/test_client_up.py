@@ -1,5 +1,6 @@
 """`up` and `chat` as processes under signals."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from weighbridge_proto.engines.v1.chat_service_pb2 import ChatRequest
 
 TESTS = Path(__file__).parent
 
@@ -88,3 +90,71 @@ def test_ctrl_c_in_a_chat_cancels_the_call_and_exits_130(fake_suite: Any) -> Non
     assert out == "\n", "the shell's prompt does not follow half a line"
     assert "Traceback" not in errors
     assert fake_suite.state.cancelled.wait(10)
+
+
+def test_a_conversation_goes_on_after_a_stopped_answer_and_ends_with_ctrl_d(fake_suite: Any) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    terminal = Terminal(ours)
+    terminal.expect("> ")
+    fake_suite.state.hang_after_answer = True
+    terminal.type("first")
+    terminal.expect("Paris.")
+    process.send_signal(signal.SIGINT)
+    terminal.expect("(stopped)")
+    terminal.expect("> ")
+    assert fake_suite.state.cancelled.wait(10)
+    fake_suite.state.hang_after_answer = False
+    terminal.type("second")
+    terminal.expect("ended by stop")
+    terminal.expect("> ")
+    terminal.type("third")
+    terminal.expect("ended by stop")
+    terminal.expect("> ")
+    os.write(ours, b"\x04")
+    assert process.wait(60) == 0
+    os.close(ours)
+    asked = [[part.parts[0].text for part in request.messages] for request in fake_suite.state.asked(ChatRequest)]
+    assert asked[-2:] == [["second"], ["second", "The capital is Paris.", "third"]], "the stopped question is forgotten"
+
+
+def test_ctrl_c_at_the_prompt_ends_the_conversation(fake_suite: Any) -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    Terminal(ours).expect("> ")
+    # Repeated, because Python's input() misses a signal that comes between its prompt and its read.
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    assert process.returncode == 130
+    os.close(ours)
+
+
+class Terminal:
+    """The other side of a pseudo-terminal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._seen = ""
+
+    def type(self, line: str) -> None:
+        os.write(self._descriptor, f"{line}\n".encode())
+
+    def expect(self, text: str) -> None:
+        """Read on until ``text`` has been shown; what was shown up to it is used up."""
+        while text not in self._seen:
+            self._seen += os.read(self._descriptor, 4096).decode()
+        self._seen = self._seen.partition(text)[2]

@@ -10,7 +10,7 @@ from weighbridge_common.server import start_server
 from weighbridge_common.settings import parse
 from weighbridge_fit.service import build as build_fit
 from weighbridge_fit.settings import FitSettings
-from weighbridge_ledger.service import build as build_ledger
+from weighbridge_ledger.service.app import build_ledger
 from weighbridge_ledger.settings import LedgerSettings
 
 

@@ -1,12 +1,14 @@
 """`chat`: one answer, or a conversation."""
 
 import asyncio
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Coroutine
+from types import FrameType, TracebackType
+from typing import Any
 
 import click
 from weighbridge_proto.engines.v1 import chat_service_pb2
-from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge.cli.arguments import chat_workload, engine_option, engine_options, json_option, workload_options
 from weighbridge.cli.engine import choose_engine
@@ -159,42 +161,81 @@ def stats_line(finished: chat_service_pb2.ChatFinished) -> str:
 
 
 async def converse(
-    model: str,
-    asked_engine: str | None,
-    template: chat_service_pb2.ChatRequest,
-    json_output: bool,
-    read_line: Callable[[], str] = lambda: input("> "),
+    model: str, asked_engine: str | None, template: chat_service_pb2.ChatRequest, json_output: bool
 ) -> ExitCode:
     """A conversation at a terminal. Ctrl-C stops an answer, and at the prompt the conversation; Ctrl-D ends it too."""
     async with open_suite() as suite:
-        ref: weights_pb2.ModelRef = await suite.resolve_model(model)
-        template.model.CopyFrom(ref)
-        engine = await choose_engine(suite, asked_engine, ref)
+        template.model.CopyFrom(await suite.resolve_model(model))
+        engine = await choose_engine(suite, asked_engine, template.model)
         say("Ctrl-C stops an answer, Ctrl-D ends the conversation.")
-        while True:
-            try:
-                # Blocks the loop on purpose: nothing else is going on, and Ctrl-C then arrives here as it should.
-                text = read_line().strip()
-            except EOFError:
-                say("")
-                return ExitCode.DONE
-            except KeyboardInterrupt:
-                say("")
-                return ExitCode.INTERRUPTED
-            if not text:
-                continue
-            template.messages.append(chat_message(chat_service_pb2.ROLE_USER, text))
-            task = asyncio.current_task()
-            try:
-                said = await answer(engine, template, json_output)
-            except CallError as failed:
-                print_failure(failed.failure, json_output=json_output)
-                template.messages.pop()
-                continue
-            except asyncio.CancelledError:
-                if task is not None:
-                    task.uncancel()
+        with AnswerInterrupts() as interrupts:
+            while True:
+                try:
+                    text = _read_line().strip()
+                except EOFError:
+                    say("")
+                    return ExitCode.DONE
+                except KeyboardInterrupt:
+                    say("")
+                    return ExitCode.INTERRUPTED
+                if not text:
+                    continue
+                template.messages.append(chat_message(chat_service_pb2.ROLE_USER, text))
+                said = await interrupts.run(_answer_or_none(engine, template, json_output))
+                if said is None:
+                    template.messages.pop()  # a question without an answer would confuse what follows
+                else:
+                    template.messages.append(chat_message(chat_service_pb2.ROLE_ASSISTANT, said))
+
+
+def _read_line() -> str:
+    # Blocks the loop on purpose: nothing else is going on, and in a thread it could not be interrupted.
+    return input("> ")
+
+
+async def _answer_or_none(engine: Engine, request: chat_service_pb2.ChatRequest, json_output: bool) -> str | None:
+    try:
+        return await answer(engine, request, json_output)
+    except CallError as failed:
+        print_failure(failed.failure, json_output=json_output)
+        return None
+
+
+class AnswerInterrupts:
+    """Ctrl-C while it is open: cancels the answer that runs, and is a KeyboardInterrupt where none does.
+
+    asyncio's own handling cancels the whole command at the first Ctrl-C, and cannot interrupt a blocking ``input``.
+    """
+
+    def __init__(self) -> None:
+        self._answering: asyncio.Task[str | None] | None = None
+        self._before: Any = None
+
+    def __enter__(self) -> "AnswerInterrupts":
+        self._loop = asyncio.get_running_loop()
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    async def run(self, answering: Coroutine[Any, Any, str | None]) -> str | None:
+        """Run one answer; None if Ctrl-C stopped it."""
+        self._answering = asyncio.create_task(answering)
+        try:
+            await asyncio.wait({self._answering})
+            if self._answering.cancelled():
                 say("(stopped)")
-                template.messages.pop()
-                continue
-            template.messages.append(chat_message(chat_service_pb2.ROLE_ASSISTANT, said))
+                return None
+            return self._answering.result()
+        finally:
+            self._answering.cancel()
+            self._answering = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._answering is None:
+            raise KeyboardInterrupt
+        # Thread-safe, because only that wakes a loop that waits for its sockets.
+        self._loop.call_soon_threadsafe(self._answering.cancel)

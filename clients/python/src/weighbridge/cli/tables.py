@@ -167,7 +167,8 @@ def claim_words(claim: requirement_pb2.Claim) -> str:
 
 def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
     """Ceilings, and what is committed beneath them."""
-    to.print(machine_words(capacity).removeprefix("a ").capitalize())
+    words = machine_words(capacity).removeprefix("a ")
+    to.print(f"{words[:1].upper()}{words[1:]}")
     table = plain_table()
     table.add_column("place")
     for column in ("automatic", "limit", "ceiling", "committed", "free", "other programs"):
