@@ -38,6 +38,8 @@ class Checkpoint:
     """Bytes of the tensors that load: vision towers and draft heads, which mlx-lm leaves out, do not count."""
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    end_tokens: int | list[int] | None = None
+    """Tokens that end an answer, as the model's files give them; the tokenizer may add its own."""
 
     @contextmanager
     def as_mlx_lm_reads_it(self) -> Iterator[Path]:
@@ -83,13 +85,15 @@ def inspect(folder: Path) -> Checkpoint:
     files = _weight_files(folder)
     if not files:
         raise refusals.malformed_weights(f"{folder.name} has no .safetensors file.")
+    generation_config = _read_json(folder / "generation_config.json") or {}
     return Checkpoint(
         folder=folder,
         model_type=model_type,
         weight_files=files,
         weight_bytes=sum(_loaded_bytes(path) for path in files),
         config_overrides={"model_type": _RENAMED[model_type]} if model_type in _RENAMED else {},
-        generation_config=_read_json(folder / "generation_config.json") or {},
+        generation_config=generation_config,
+        end_tokens=generation_config.get("eos_token_id") or config.get("eos_token_id"),
     )
 
 
