@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from weighbridge_common import processes
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_common.server import ServerContext, start_server
 from weighbridge_ledger.book import (
@@ -201,9 +202,10 @@ class GatedStore(MemoryStore):
 class Ledger:
     """A ledger on a real socket with a clock that only the test moves."""
 
-    def __init__(self, folder: Path, store: MemoryStore | None = None, policy: Policy | None = None) -> None:
+    def __init__(self, folder: Path, policy: Policy | None = None, *, real_processes: bool = False) -> None:
         self.folder = folder
-        self.store = store or GatedStore()
+        self.store = GatedStore()
+        self.real_processes = real_processes
         self.policy = policy or Policy()
         self.time = 0.0
         self.dead: set[ProcessIdentity] = set()
@@ -231,8 +233,8 @@ class Ledger:
             self.store,
             self.policy,
             clock=lambda: Moment(self.time, START_WALL + self.time),
-            is_alive=self._is_alive,
-            home=HOME,
+            is_alive=processes.is_alive if self.real_processes else self._is_alive,
+            home=None if self.real_processes else HOME,
         )
         context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, self.servicer)
         self.servicer.start(context.stopping)

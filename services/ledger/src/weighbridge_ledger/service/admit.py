@@ -1,6 +1,7 @@
 """The Admit stream: queued, granted, and open until the lease is activated (rules 5-9, 15)."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
@@ -30,10 +31,19 @@ class _Call:
     """One open Admit call, as events reach it."""
 
     def __init__(self) -> None:
-        self.changed = asyncio.Event()
+        self.moved = asyncio.Event()
+        """Something about it may have changed."""
+        self.decided = asyncio.Event()
+        """It is granted or over: told at once, where other news keeps its distance."""
         self.granted = False
         self.activated = False
         self.end: Exception | None = None
+
+    def finish(self, end: Exception) -> None:
+        """The call is over; the first reason counts."""
+        self.end = self.end or end
+        self.decided.set()
+        self.moved.set()
 
 
 class AdmitDesk:
@@ -68,8 +78,8 @@ class AdmitDesk:
             yield self._granted(lease_id, call)
             while not call.activated and admission.lease.state in (LeaseState.QUEUED, LeaseState.GRANTED):
                 self._raise_end(call)
-                call.changed.clear()
-                await call.changed.wait()
+                call.moved.clear()
+                await call.moved.wait()
         finally:
             if self._calls.get(lease_id) is call:
                 del self._calls[lease_id]
@@ -90,36 +100,35 @@ class AdmitDesk:
                 continue
             if event.kind is EventKind.GRANTED:
                 call.granted = True
+                call.decided.set()
             elif event.kind is EventKind.ACTIVATED:
                 call.activated = True
             elif event.kind is EventKind.RELEASED and event.cause is not None:
-                call.end = call.end or _end_of(event.cause)
-            call.changed.set()
+                call.finish(_end_of(event.cause))
+            call.moved.set()
         if waiting_may_have_moved:
             for call in self._calls.values():
                 if not call.granted:
-                    call.changed.set()
+                    call.moved.set()
 
     def stop(self) -> None:
         """End every call that waits: the ledger is stopping."""
         self._stopping = True
         for call in self._calls.values():
-            call.end = call.end or failures.stopping()
-            call.changed.set()
+            call.finish(failures.stopping())
 
     def _on_unkept(self, lease_id: str) -> None:
         call = self._calls.get(lease_id)
         if call is not None:
-            call.end = _end_of(ReleaseCause.NOT_STORED)
-            call.changed.set()
+            call.finish(_end_of(ReleaseCause.NOT_STORED))
 
     def _open(self, lease_id: str) -> _Call:
         older = self._calls.get(lease_id)
         if older is not None:
-            older.end = failures.error_of(
-                Refused(Reason.REQUEST_TAKEN_OVER, "A newer call with the same request id has taken this one over.")
+            taken_over = Refused(
+                Reason.REQUEST_TAKEN_OVER, "A newer call with the same request id has taken this one over."
             )
-            older.changed.set()
+            older.finish(failures.error_of(taken_over))
         call = self._calls[lease_id] = _Call()
         return call
 
@@ -130,7 +139,7 @@ class AdmitDesk:
             self._raise_end(call)
             if call.granted:
                 return
-            call.changed.clear()
+            call.moved.clear()
             waiting = self._keeper.book.waiting_for(lease_id)
             if waiting is not None and (waiting[0], waiting[2]) != last:
                 position, since, reasons = waiting
@@ -143,8 +152,8 @@ class AdmitDesk:
                         waited=messages.duration(max(0.0, self._keeper.clock().monotonic - since)),
                     )
                 )
-                await _until(call, UPDATE_PERIOD_S, also_updates=False)
-            await _until(call, RECHECK_PERIOD_S, also_updates=True)
+                await _within(UPDATE_PERIOD_S, call.decided)
+            await _within(RECHECK_PERIOD_S, call.moved)
 
     def _granted(self, lease_id: str, call: _Call) -> pb.AdmitResponse:
         self._raise_end(call)
@@ -167,21 +176,11 @@ class AdmitDesk:
             raise call.end
 
 
-async def _until(call: _Call, seconds: float, *, also_updates: bool) -> None:
-    """Wait for the grant or the end, or, if `also_updates`, for any change; at most `seconds`."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while not (call.granted or call.end is not None) and (left := until - loop.time()) > 0:
-        try:
-            async with asyncio.timeout(left):
-                await call.changed.wait()
-        except TimeoutError:
-            return
-        if also_updates:
-            return
-        call.changed.clear()
-    if not also_updates:
-        call.changed.set()
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Wait for `event`, at most for `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _end_of(cause: ReleaseCause) -> Exception:
