@@ -443,6 +443,36 @@ async def test_a_full_disk_refuses_claims_and_loses_nothing(ledger) -> None:
     await ledger.granted(24, 4)
 
 
+async def test_what_is_only_in_memory_is_not_answered_as_done(ledger) -> None:
+    """An activation that could not be kept must not succeed when it is repeated: the engine would run under a grant
+    that a restart frees."""
+    call, granted = await ledger.granted(10)
+    activate = pb.ActivateLeaseRequest(
+        lease_id=granted.lease.lease_id, secret=granted.secret, process=ledger.process(1)
+    )
+    ledger.store.fail_with = "database or disk is full"
+    for _ in range(2):
+        failure = await ledger.failure(ledger.stub.ActivateLease(activate))
+        assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "STORE_UNAVAILABLE")
+    assert len(await ledger.leases()) == 1  # people may look meanwhile
+    assert ledger.store.load().leases[0].state == "GRANTED"
+    ledger.store.fail_with = None
+    assert (await ledger.stub.ActivateLease(activate)).lease.state == lease_pb2.LEASE_STATE_ACTIVE
+    assert ledger.store.load().leases[0].state == "ACTIVE"
+    assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_limit_that_cannot_be_kept_is_not_in_force(ledger) -> None:
+    ledger.store.fail_with = "database or disk is full"
+    failure = await ledger.failure(ledger.stub.SetLimit(pb.SetLimitRequest(limit_bytes=10 * GIB)))
+    assert failure.reason == "STORE_UNAVAILABLE"
+    ledger.store.fail_with = None
+    capacity = (await ledger.stub.GetCapacity(pb.GetCapacityRequest())).capacity
+    assert capacity.total.effective_bytes == 24 * GIB
+    await until(lambda: not ledger.servicer._keeper.committer.failing, "the disk is well again")
+    assert ledger.store.load().limit_bytes is None
+
+
 async def test_stopping_ends_every_stream_and_frees_what_was_not_activated(ledger) -> None:
     await ledger.active(5, 1)
     granted, _ = await ledger.granted(15, 2)

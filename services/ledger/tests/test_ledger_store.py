@@ -228,6 +228,16 @@ def test_what_cannot_be_used_is_refused_and_left_alone(
         SqliteStore(path)
 
 
+def test_records_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    store = SqliteStore(path)
+    store.commit([PutLease(LEASE)])
+    store._db.execute("UPDATE leases SET record = '{}'")
+    with pytest.raises(StoreRefusedError, match="cannot be read"):
+        store.load()
+    store.close()
+
+
 def test_a_full_disk_loses_nothing_and_takes_nothing_half(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "ledger.db")
     store.commit([PutLease(LEASE)])

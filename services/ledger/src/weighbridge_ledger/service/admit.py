@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from opentelemetry import trace
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
 from weighbridge_ledger.book import Event, EventKind, LeaseState, Reason, Refused, ReleaseCause
@@ -70,12 +71,18 @@ class AdmitDesk:
         admission = keeper.run(lambda book, now: book.admit(ask, now))
         lease_id = admission.lease.lease_id
         call = self._open(lease_id)
+        span = trace.get_current_span()
+        span.set_attribute("weighbridge.lease_id", lease_id)
+        span.set_attribute("weighbridge.claim.bytes", ask.claim.total_bytes)
         try:
             await keeper.settled()
             if admission.lease.state is LeaseState.QUEUED:
+                span.add_event("weighbridge.queued")
                 async for queued in self._wait(lease_id, call):
                     yield queued
-            yield self._granted(lease_id, call)
+            granted = self._granted(lease_id, call)
+            span.add_event("weighbridge.granted", {"weighbridge.lease.fence": granted.granted.lease.fence})
+            yield granted
             while not call.activated and admission.lease.state in (LeaseState.QUEUED, LeaseState.GRANTED):
                 self._raise_end(call)
                 call.moved.clear()

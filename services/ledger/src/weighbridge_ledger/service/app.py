@@ -53,6 +53,8 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
         servicer = await assemble(probe, store, settings.policy())
     except BaseException as error:
         store.close()
+        if isinstance(error, StoreRefusedError):
+            raise StartError(str(error)) from error
         if isinstance(error, StoreError):
             raise StartError(f"The store cannot be written: {error}. Nothing was changed.") from error
         raise
@@ -73,10 +75,12 @@ async def assemble(
     """A ledger with everything that was committed taken up and the dead swept, not yet started (rule 14).
 
     Raises:
+        StoreRefusedError: the store cannot be read.
         StoreError: the store cannot be written.
     """
-    epoch = store.begin_epoch()
+    # Read first: a store that cannot be understood is left as it is.
     snapshot = store.load()
+    epoch = store.begin_epoch()
     last_observation = store.last_observation()
     machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill))
     here = processes.current()

@@ -79,10 +79,14 @@ class Committer:
             self._on_batch(Batch(events=list(events)), None)
 
     async def durable(self) -> StoreError | None:
-        """Wait until everything taken up so far is on disk; an error if it could not be written."""
+        """Wait until everything taken up so far is on disk; an error if it could not be written.
+
+        While the last batch could not be written, this tries again: a repeated verb that finds its work already done in
+        memory must not be answered as if it were on disk.
+        """
         waiter: asyncio.Future[StoreError | None] = self._loop.create_future()
         with self._wake:
-            if self._idle():
+            if self._idle() and not self.failing:
                 return None
             self._gather().waiters.append(waiter)
             self._wake.notify()

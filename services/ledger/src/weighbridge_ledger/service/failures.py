@@ -37,6 +37,11 @@ _FIELDS: dict[Reason, str] = {
 """Where in the request the mistake is, for those that are one."""
 
 
+def code_of(reason: Reason) -> grpc.StatusCode:
+    """The canonical code of a refusal."""
+    return _CODES[reason]
+
+
 def failure_of(refused: Refused) -> RpcFailure:
     """What a call is told."""
     field = _FIELDS.get(refused.reason)

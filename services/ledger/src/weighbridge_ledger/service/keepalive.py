@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+import grpc
 import structlog
+from weighbridge_common.tasks import cancel_and_wait
 from weighbridge_proto.errors import RequestError, resource_exhausted
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 from weighbridge_proto.memory.v1 import failure_pb2
@@ -69,7 +71,7 @@ class KeepAliveDesk:
                 yield answer
         finally:
             self._sessions.discard(session)
-            reader.cancel()
+            await cancel_and_wait(reader)
             for lease_id in session.leases:
                 self._keeper.book.connected(lease_id, -1)
 
@@ -152,6 +154,7 @@ class KeepAliveDesk:
                 vacate=pb.VacateRequested(
                     deadline=messages.timestamp(wall_of(deadline, now)),
                     reason=failure_pb2.Failure(
+                        code=grpc.StatusCode.FAILED_PRECONDITION.value[0],
                         reason=Reason.LEASE_VACATING.value,
                         message="Finish what is in flight, begin nothing new, end the engine and release the lease.",
                     ),

@@ -62,6 +62,11 @@ class Keeper:
         if await self.committer.durable() is not None:
             raise store_unavailable()
 
+    async def settled_for_reading(self) -> None:
+        """Wait like `settled`, but let people look while the disk is full: what they see then is in memory only."""
+        if not self.committer.failing:
+            await self.settled()
+
     async def decide(self, verb: Verb[T], extra: Sequence[AnyWrite] = ()) -> T:
         """Run one verb and return its answer when it may be told: after the commit.
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import grpc
 from google.protobuf import duration_pb2, timestamp_pb2
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.errors import invalid_argument
@@ -14,7 +15,7 @@ from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
 from weighbridge_ledger.book.states import Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
 from weighbridge_ledger.service.clock import wall_of
-from weighbridge_ledger.service.failures import failure_of
+from weighbridge_ledger.service.failures import code_of, failure_of
 from weighbridge_ledger.store.interface import Observation
 
 MAX_TEXT = 512
@@ -45,6 +46,12 @@ _CAUSE_TEXTS: dict[str, str] = {
 
 if TYPE_CHECKING:
     from weighbridge_proto.ledger.v1.lease_pb2 import Lease as LeaseMessage
+
+_VACATING = failure_pb2.Failure(
+    code=grpc.StatusCode.FAILED_PRECONDITION.value[0],
+    reason="LEASE_VACATING",
+    message="It was released. Its memory is charged until its processes are gone.",
+)
 
 GONE = ProcessIdentity(0, 0, "", "")
 
@@ -239,6 +246,8 @@ def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
         message.expire_time.CopyFrom(timestamp(wall_of(view.deadline, now)))
     if view.cause:
         message.end_reason.CopyFrom(_end_reason(view.cause))
+    elif lease.state is LeaseState.VACATING:
+        message.end_reason.CopyFrom(_VACATING)
     return message
 
 
@@ -283,8 +292,10 @@ def observation_message(one: Observation) -> lease_pb2.Observation:
 
 
 def _end_reason(cause: str) -> failure_pb2.Failure:
+    """Why a lease ended. Code OK for an end that is none of failure's business: given back, or its processes ended."""
     reason = REFUSAL_OF.get(ReleaseCause(cause))
-    return failure_pb2.Failure(reason=reason.value if reason else cause, message=_CAUSE_TEXTS[cause])
+    code = 0 if reason is None else code_of(reason).value[0]
+    return failure_pb2.Failure(code=code, reason=reason.value if reason else cause, message=_CAUSE_TEXTS[cause])
 
 
 def _observed_message(observed: Observed) -> process_pb2.ObservedMemory:

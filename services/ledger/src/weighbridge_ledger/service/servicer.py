@@ -86,7 +86,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
                 raise invalid_argument(f"machine.{error.field}", error.description) from error
             return pb.GetCapacityResponse(capacity=capacity_to_proto(assemble(machine, limit_bytes=limit_bytes)))
         await self._machine.measure(self._keeper)
-        await self._keeper.settled()
+        await self._keeper.settled_for_reading()
         return pb.GetCapacityResponse(capacity=self._capacity())
 
     async def SetLimit(self, request: pb.SetLimitRequest, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
@@ -95,11 +95,15 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
             raise invalid_argument("limit_bytes", "must be more than 0; leave it out for the automatic limit")
         self._keeper.refuse_if_unwritable()
         spill = request.spill_allowed if request.HasField("spill_allowed") else self._machine.wishes.allow_spill
+        before = self._machine.wishes
         wishes = Wishes(request.limit_bytes if request.HasField("limit_bytes") else None, spill)
-        self._machine.wishes = wishes
-        kept = PutWishes(wishes.limit_bytes, wishes.allow_spill)
-        ceilings = self._machine.ceilings()
-        await self._keeper.decide(lambda book, now: book.set_ceilings(ceilings, now), (kept,))
+        try:
+            self._apply_wishes(wishes)
+            await self._keeper.settled()
+        except RequestError:
+            # Not kept, so not in force: and what is written when the disk is well again is what was before.
+            self._apply_wishes(before)
+            raise
         return pb.SetLimitResponse(capacity=self._capacity())
 
     # -- asking ----------------------------------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def GetLease(self, request: pb.GetLeaseRequest, context: "Context") -> pb.GetLeaseResponse:  # noqa: N802
         """See the contract."""
-        await self._keeper.settled()
+        await self._keeper.settled_for_reading()
         view = self._keeper.book.view(request.lease_id)
         if view is None:
             _refuse_unknown(request.lease_id)
@@ -188,7 +192,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         """See the contract."""
         size = page_size(request.page_size)
         after = page_token(request.page_token) or 0
-        await self._keeper.settled()
+        await self._keeper.settled_for_reading()
         book = self._keeper.book
         views = [
             view
@@ -202,7 +206,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: "Context") -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
         """See the contract."""
-        await self._keeper.settled()
+        await self._keeper.settled_for_reading()
         async for response in self._watch.watch(request.epoch, request.revision):
             yield response
 
@@ -245,6 +249,12 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         view = LeaseView(event.lease, cause=cause, released_wall=event.wall if cause else 0.0)
         message.lease.CopyFrom(self._view_message(view))
         return message
+
+    def _apply_wishes(self, wishes: Wishes) -> None:
+        self._machine.wishes = wishes
+        ceilings = self._machine.ceilings()
+        kept = PutWishes(wishes.limit_bytes, wishes.allow_spill)
+        self._keeper.run(lambda book, now: book.set_ceilings(ceilings, now), (kept,))
 
     async def _stop_streams(self, stopping: asyncio.Event) -> None:
         await stopping.wait()

@@ -51,7 +51,11 @@ class Store(Protocol):
         store."""
 
     def load(self) -> Snapshot:
-        """Everything that was committed."""
+        """Everything that was committed.
+
+        Raises:
+            StoreRefusedError: it cannot be understood.
+        """
 
     def commit(self, writes: Sequence[AnyWrite]) -> None:
         """Apply all writes in order or none. They survive a loss of power once this returns.

@@ -82,6 +82,14 @@ class SqliteStore:
 
     def load(self) -> Snapshot:
         """See Store."""
+        try:
+            return self._load()
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise StoreRefusedError(
+                f"{self._path} holds records that cannot be read ({error!r}). {_lost(self._path)}"
+            ) from error
+
+    def _load(self) -> Snapshot:
         db = self._db
         limit, spill = self._meta("limit_bytes"), self._meta("allow_spill")
         return Snapshot(
@@ -208,8 +216,7 @@ def _examine(path: Path) -> None:
     """Refuse what is not ours, damaged or newer, before anything of it is written."""
     if not path.exists() or path.stat().st_size == 0:
         return
-    keep = f"It was left as it is. Move {path} away to start with an empty store: leases of living engines are then"
-    lost = f"{keep} unknown, so stop the engines first."
+    lost = _lost(path)
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -229,6 +236,13 @@ def _examine(path: Path) -> None:
         raise StoreRefusedError(f"{path} belongs to another program. {lost}")
     if found != ["ok"]:
         raise StoreRefusedError(f"{path} is damaged ({'; '.join(found)}). {lost}")
+
+
+def _lost(path: Path) -> str:
+    return (
+        f"It was left as it is. Move {path} away to start with an empty store: leases of living engines are then "
+        "unknown, so stop the engines first."
+    )
 
 
 def _check_version(path: Path, version: int) -> None:
