@@ -10,8 +10,8 @@ from weighbridge_fit.facts import FileFacts, TensorFact, WeightFacts, WeightForm
 from weighbridge_fit.files import open_regular
 from weighbridge_fit.folder import LoadedFile, Opener, loaded_files, read_json, split_parts
 from weighbridge_fit.gguf import architecture as gguf_architecture
-from weighbridge_fit.gguf import reader as gguf_reader
-from weighbridge_fit.safetensors import reader as safetensors_reader
+from weighbridge_fit.gguf.reader import read_gguf
+from weighbridge_fit.safetensors.reader import read_safetensors
 from weighbridge_fit.tally import label, weight_facts
 
 _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
@@ -99,8 +99,8 @@ def _read_all(files: list[LoadedFile], stopped: Callable[[], bool]) -> list[File
     for file in files:
         if stopped():
             raise ReadingStopped
-        reader = gguf_reader if _format_of(file.path) is WeightFormat.GGUF else safetensors_reader
-        read.append(reader.read(file.path, file.name, file.component))
+        reader = read_gguf if _format_of(file.path) is WeightFormat.GGUF else read_safetensors
+        read.append(reader(file.path, file.name, file.component))
     return read
 
 

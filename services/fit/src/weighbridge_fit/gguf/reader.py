@@ -10,7 +10,7 @@ from weighbridge_fit.gguf.header import Header, parse
 from weighbridge_fit.gguf.window import Window
 
 
-def read(path: Path, name: str = "", component: str = "") -> FileFacts:
+def read_gguf(path: Path, name: str = "", component: str = "") -> FileFacts:
     """The facts of one file at an already resolved path. Raises `WeightError` for everything that is not
     well-formed."""
     with open_regular(path) as file:

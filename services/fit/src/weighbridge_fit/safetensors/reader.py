@@ -9,7 +9,7 @@ from weighbridge_fit.files import RegularFile, open_regular
 from weighbridge_fit.safetensors.header import PREFIX_BYTES, Header, parse
 
 
-def read(path: Path, name: str = "", component: str = "") -> FileFacts:
+def read_safetensors(path: Path, name: str = "", component: str = "") -> FileFacts:
     """The facts of one file at an already resolved path. Raises `WeightError` for everything that is not
     well-formed."""
     with open_regular(path) as file:

@@ -1,0 +1,50 @@
+"""A machine's ceilings as fit needs them. They come from the ledger alone; nothing in here computes one."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Pool(Enum):
+    """The kind of machine memory."""
+
+    UNIFIED = "UNIFIED"
+    DISCRETE = "DISCRETE"
+    CPU = "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """One ceiling in bytes. `effective` is what admission uses: the person's limit where it is the lower one."""
+
+    automatic: int
+    effective: int
+    limit: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether the person's limit decides."""
+        return self.limit is not None and self.limit < self.automatic
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCeiling:
+    """One card's ceiling, and the largest single allocation it accepts (0: unknown)."""
+
+    device_id: str
+    ceiling: Ceiling
+    allocation_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """One machine: the host's share, each card, and everything together."""
+
+    pool: Pool
+    host: Ceiling
+    total: Ceiling
+    devices: tuple[DeviceCeiling, ...] = field(default=())
+
+    @property
+    def host_ceiling(self) -> Ceiling:
+        """What host memory must stay beneath: the lower of the host's share and the total."""
+        return min(self.host, self.total, key=lambda ceiling: ceiling.effective)

@@ -1,0 +1,68 @@
+"""What evaluating tokens takes beside weights and caches, freed again afterwards.
+
+The shapes are mlx-lm's; the factors are calibration. One layer is evaluated at a time, so nothing here grows with
+depth.
+"""
+
+from weighbridge_fit.calibration import WorkspaceFactors
+from weighbridge_fit.geometry import LayerKind, ModelGeometry
+from weighbridge_fit.laws.gated_delta import convolution_size, recurrent_bytes
+
+FLOAT32_BYTES = 4
+
+
+def activation_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFactors) -> float:
+    """Activations of one layer while a chunk of tokens passes: counted in elements per token by width, each in the
+    activation type."""
+    experts = max(1, geometry.experts_per_token) if geometry.experts else 0
+    hidden = geometry.hidden_size * (1 + experts)
+    inner = max(geometry.intermediate_size, experts * geometry.expert_intermediate_size)
+    query = geometry.attention_heads * geometry.head_size
+    keys = geometry.kv_heads * geometry.head_size
+    if LayerKind.GATED_DELTA in geometry.layers:
+        query = max(2 * query, convolution_size(geometry))
+    elements = factors.hidden * hidden + factors.query * query + factors.key_value * keys + factors.intermediate * inner
+    # Half-precision arithmetic keeps float32 copies on the CPU; in float32 there is nothing to copy.
+    copies = factors.float32_share if geometry.activation_bytes >= FLOAT32_BYTES else 1.0
+    return chunk * elements * geometry.activation_bytes * copies
+
+
+def score_bytes(geometry: ModelGeometry, chunk: int, keys: int, factors: WorkspaceFactors) -> float:
+    """Attention scores of one layer: heads x chunk x keys, unless a fused kernel for this head size keeps them on
+    chip."""
+    if geometry.head_size in factors.fused_head_sizes:
+        return 0.0
+    return geometry.attention_heads * chunk * keys * geometry.activation_bytes * factors.score_copies
+
+
+def growth_bytes(row_bytes: int, slots: int, factors: WorkspaceFactors) -> float:
+    """Old and new slab beside each other while one layer's cache grows."""
+    return factors.growth_copies * row_bytes * slots
+
+
+def delta_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFactors) -> float:
+    """Gated-delta prefill without a kernel: the lazy graph keeps one state for each token of the chunk, and its
+    nodes."""
+    layers = geometry.count(LayerKind.GATED_DELTA)
+    if not layers or not factors.delta_states_per_token:
+        return 0.0
+    states = chunk * recurrent_bytes(geometry) * factors.delta_states_per_token
+    return states + chunk * layers * factors.delta_graph_bytes
+
+
+def output_bytes(geometry: ModelGeometry, rows: int, factors: WorkspaceFactors) -> float:
+    """Logits, their normalised copies and the sampler's, in float32."""
+    return rows * geometry.vocab_size * FLOAT32_BYTES * factors.logit_copies
+
+
+def widened_bytes(geometry: ModelGeometry) -> int:
+    """Weights of the largest product widened to the activation type for a moment, where they are stored narrower.
+
+    Quantised weights stay packed: only their scales and zero points are widened. Zero in half precision.
+    """
+    if geometry.activation_bytes < FLOAT32_BYTES:
+        return 0
+    elements = geometry.vocab_size * geometry.hidden_size
+    if geometry.quantization_bits and geometry.quantization_group_size:
+        elements = 2 * elements // geometry.quantization_group_size
+    return elements * geometry.activation_bytes

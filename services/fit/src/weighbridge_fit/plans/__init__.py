@@ -1,0 +1,1 @@
+"""Plans: one module per engine family turns facts and a workload into lines of memory and a launch."""

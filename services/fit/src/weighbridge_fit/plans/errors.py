@@ -1,0 +1,11 @@
+"""A plan that cannot be made, and which field of the request is to blame."""
+
+
+class PlanError(Exception):
+    """`reason` is a stable UPPER_SNAKE name, `field` the request's field, the message a sentence for people."""
+
+    def __init__(self, reason: str, field: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.field = field
+        self.message = message

@@ -1,0 +1,30 @@
+"""Reads headers off the event loop, a bounded number at once, and stops when nobody waits any more."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+from weighbridge_fit.describe import describe
+from weighbridge_fit.facts import WeightFacts
+from weighbridge_fit.models_root import ModelsRoot
+
+
+class HeaderReader:
+    """Describes models under one root."""
+
+    def __init__(self, root: ModelsRoot, max_concurrent: int) -> None:
+        self._root = root
+        self._turns = asyncio.Semaphore(max_concurrent)
+
+    async def resolve(self, reference: str) -> Path:
+        """The real path of a reference. Raises ModelNotFoundError."""
+        return await asyncio.to_thread(self._root.resolve, reference)
+
+    async def read(self, path: Path) -> WeightFacts:
+        """The facts of a resolved path. Raises `WeightError`. Cancelled, it stops reading at the next file."""
+        gone = threading.Event()
+        async with self._turns:
+            try:
+                return await asyncio.to_thread(describe, path, self._root.contains, gone.is_set)
+            finally:
+                gone.set()

@@ -1,0 +1,45 @@
+"""Settings of the fit service: variables ``WEIGHBRIDGE_FIT_*``."""
+
+import os
+from pathlib import Path
+
+import pydantic_settings
+from pydantic import Field
+from weighbridge_common.settings import ServiceSettings
+from weighbridge_proto import targets
+
+
+class FitSettings(ServiceSettings):
+    """What fit can be told beside what every service can."""
+
+    model_config = pydantic_settings.SettingsConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, env_prefix="WEIGHBRIDGE_FIT_"
+    )
+
+    models_root: Path = Field(
+        default=Path("~/.weighbridge/models"),
+        description="Folder that model paths may reach, links resolved. Nothing outside it is ever opened.",
+    )
+    max_concurrent_reads: int = Field(
+        default=4, ge=1, le=64, description="Models whose headers are read at once; further calls wait their turn."
+    )
+    ledger_timeout_s: float = Field(
+        default=5.0, gt=0, le=120, description="Seconds that the ledger has to answer when a plan needs it."
+    )
+    ledger_target: str = Field(
+        default="",
+        validation_alias="WEIGHBRIDGE_LEDGER_TARGET",
+        description="gRPC target of the ledger. Empty: its socket in the run folder.",
+    )
+
+    def ledger_address(self) -> str:
+        """The gRPC target of the ledger.
+
+        Raises:
+            ValueError: the run folder's path is too long for a socket.
+        """
+        if self.ledger_target:
+            return self.ledger_target
+        environ = {**os.environ, "WEIGHBRIDGE_RUN_DIR": self.run_dir} if self.run_dir else dict(os.environ)
+        environ.pop(targets.target_variable("ledger"), None)
+        return targets.target("ledger", environ)
