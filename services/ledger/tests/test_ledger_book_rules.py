@@ -9,9 +9,11 @@ from weighbridge_ledger.book import (
     LeaseState,
     Observed,
     Policy,
+    Reason,
     Refused,
     ReleaseCause,
 )
+from weighbridge_ledger.service.failures import code_of
 
 QUEUED, GRANTED, ACTIVE, VACATING = LeaseState.QUEUED, LeaseState.GRANTED, LeaseState.ACTIVE, LeaseState.VACATING
 
@@ -618,6 +620,18 @@ def test_uses_are_counted_once_each(new_world) -> None:
     assert world.book.end_use(a, secret, "u", world.now) == 1
     assert world.book.end_use(a, secret, "u", world.now) == 1
     assert world.book.end_use(a, secret, other, world.now) == 0
+
+
+def test_uses_that_are_never_ended_are_bounded(new_world) -> None:
+    world = new_world(4, Policy(uses_per_lease=2))
+    a, secret = world.active(3)
+    for use in ("u", "v", "u"):
+        world.book.begin_use(a, secret, use, world.now)
+    assert world.refused(lambda: world.book.begin_use(a, secret, "w", world.now)) == "TOO_MANY_USES"
+
+
+def test_every_reason_of_the_book_has_a_code() -> None:
+    assert {reason for reason in Reason if code_of(reason).value[0] > 0} == set(Reason)
 
 
 def test_growth_is_answered_at_once(new_world) -> None:

@@ -139,12 +139,16 @@ class HolderVerbs(BookCore):
         """Busy is granted, not announced: refused on a lease that is VACATING or SUSPECT (rule 21).
 
         Raises:
-            Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT, LEASE_VACATING, LEASE_STATE.
+            Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT, LEASE_VACATING, LEASE_STATE, TOO_MANY_USES.
         """
         entry = self._authorised(lease_id, secret, now)
         _refuse_suspect_or_vacating(entry)
         if entry.lease.state is LeaseState.GRANTED:
             raise Refused(Reason.LEASE_STATE, "The lease is not active yet. Activate it first.")
+        if len(entry.uses) >= self._policy.uses_per_lease and use_id not in entry.uses:
+            raise Refused(
+                Reason.TOO_MANY_USES, f"{len(entry.uses)} uses of this lease are open. End those that are over."
+            )
         use = use_id or self._new_id()
         entry.uses[use] = None
         entry.last_use_wall = now.wall

@@ -41,6 +41,8 @@ class Policy:
 
     engines_per_lease: int = 64
     """Engine processes recorded on one lease at most."""
+    uses_per_lease: int = 4096
+    """Uses open at once on one lease: more are a holder that forgets to end them."""
     released_kept: int = 256
     """Released leases that are still shown on demand."""
 

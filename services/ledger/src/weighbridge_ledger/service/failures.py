@@ -26,6 +26,7 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.OUT_OF_GRANT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.PROCESS_ALIVE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOO_MANY_PROCESSES: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.TOO_MANY_USES: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.STORE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
 
