@@ -1,7 +1,12 @@
 """A book with a clock that only the test moves, and short words for its verbs. Sizes in tests are small integers."""
 
+import asyncio
 import contextlib
 import itertools
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -315,3 +320,66 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
     """A ledger of 24 GiB that serves."""
     async with Ledger(tmp_path).serve() as serving:
         yield serving
+
+
+PATIENCE_S = 30
+"""A bound for tests that would hang, not an expectation."""
+
+
+class LedgerProcess:
+    """`python -m weighbridge_ledger` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("WEIGHBRIDGE_")},
+            "WEIGHBRIDGE_RUN_DIR": str(folder / "run"),
+            "WEIGHBRIDGE_LEDGER_DATA_DIR": str(folder / "data"),
+            "WEIGHBRIDGE_LEDGER_MACHINE": "unified:64",
+            "WEIGHBRIDGE_LEDGER_GRACE_S": "1",
+        }
+        self.process: subprocess.Popen | None = None
+        self.channel: grpc.aio.Channel | None = None
+
+    async def start(self):
+        await self.running()
+        self.channel = open_channel(f"unix:{self.folder}/run/ledger.sock")
+        stub = ledger_service_pb2_grpc.LedgerServiceStub(self.channel)
+        await stub.GetCapacity(pb.GetCapacityRequest(), wait_for_ready=True, timeout=PATIENCE_S)
+        return stub
+
+    async def restart_by(self, number: signal.Signals) -> None:
+        """End the process and start another one; channels to its socket find the new one by themselves."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        await asyncio.to_thread(self.process.wait, PATIENCE_S)
+        await self.running()
+
+    async def running(self) -> None:
+        """Start the process unless it runs."""
+        if self.process is None or self.process.poll() is not None:
+            self.process = await asyncio.to_thread(
+                subprocess.Popen, [sys.executable, "-m", "weighbridge_ledger"], env=self.environ
+            )
+
+    async def end(self, number: signal.Signals) -> int:
+        assert self.process is not None
+        assert self.channel is not None
+        self.process.send_signal(number)
+        code = await asyncio.to_thread(self.process.wait, PATIENCE_S)
+        await self.channel.close()
+        return code
+
+
+@pytest.fixture
+async def ledger_process(tmp_path: Path) -> AsyncIterator[LedgerProcess]:
+    """A ledger that can be started and ended."""
+    # Unix socket paths are short; pytest's folders may not be.
+    ledger = LedgerProcess(tmp_path)
+    yield ledger
+    if ledger.process is not None and ledger.process.poll() is None:
+        ledger.process.kill()
+        ledger.process.wait()
+    if ledger.channel is not None:
+        with contextlib.suppress(Exception):
+            await ledger.channel.close()

@@ -1,21 +1,18 @@
 """The ledger as a process among processes: deaths free memory, a killed ledger comes back with what was committed."""
 
 import asyncio
-import contextlib
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from weighbridge_common import processes
 from weighbridge_ledger.service.sweep import sweep
-from weighbridge_proto.channel import open_channel
 from weighbridge_proto.errors import RpcFailure
-from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
 GIB = 2**30
@@ -36,53 +33,6 @@ def sleeper() -> Iterator:
     for process in started:
         process.kill()
         process.wait()
-
-
-class LedgerProcess:
-    """`python -m weighbridge_ledger` in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environ = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("WEIGHBRIDGE_")},
-            "WEIGHBRIDGE_RUN_DIR": str(folder / "run"),
-            "WEIGHBRIDGE_LEDGER_DATA_DIR": str(folder / "data"),
-            "WEIGHBRIDGE_LEDGER_MACHINE": "unified:64",
-            "WEIGHBRIDGE_LEDGER_GRACE_S": "1",
-        }
-        self.process: subprocess.Popen | None = None
-        self.channel: grpc.aio.Channel | None = None
-
-    async def start(self):
-        self.process = await asyncio.to_thread(
-            subprocess.Popen, [sys.executable, "-m", "weighbridge_ledger"], env=self.environ
-        )
-        self.channel = open_channel(f"unix:{self.folder}/run/ledger.sock")
-        stub = ledger_service_pb2_grpc.LedgerServiceStub(self.channel)
-        await stub.GetCapacity(pb.GetCapacityRequest(), wait_for_ready=True, timeout=PATIENCE_S)
-        return stub
-
-    async def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        assert self.channel is not None
-        self.process.send_signal(number)
-        code = await asyncio.to_thread(self.process.wait, PATIENCE_S)
-        await self.channel.close()
-        return code
-
-
-@pytest.fixture
-async def ledger_process(tmp_path: Path) -> AsyncIterator[LedgerProcess]:
-    """A ledger that can be started and ended."""
-    # Unix socket paths are short; pytest's folders may not be.
-    ledger = LedgerProcess(tmp_path)
-    yield ledger
-    if ledger.process is not None and ledger.process.poll() is None:
-        ledger.process.kill()
-        ledger.process.wait()
-    if ledger.channel is not None:
-        with contextlib.suppress(Exception):
-            await ledger.channel.close()
 
 
 async def activate(stub, holder: int, *engines: int, gib: int = 40, request_id: str = "") -> tuple[str, str]:
@@ -214,10 +164,13 @@ async def test_a_second_ledger_on_the_same_data_is_refused(ledger_process, tmp_p
         ("WEIGHBRIDGE_LEDGER_QUEUE_BOUND", "0"),
     ],
 )
-def test_a_wrong_setting_stops_the_start_by_its_name(name: str, value: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
+async def test_a_wrong_setting_stops_the_start_by_its_name(
+    ledger_process, name: str, value: str, tmp_path: Path
+) -> None:
+    ended = await asyncio.to_thread(
+        subprocess.run,
         [sys.executable, "-m", "weighbridge_ledger"],
-        env={**LedgerProcess(tmp_path).environ, name: value},
+        env={**ledger_process.environ, name: value},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
