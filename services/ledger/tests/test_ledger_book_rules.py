@@ -367,6 +367,17 @@ def test_a_foreign_holder_is_freed_after_term_and_grace(new_world) -> None:
     assert world.book.view(lease_id).cause == ReleaseCause.FENCED
 
 
+def test_a_foreign_holder_is_believed_when_it_releases(new_world) -> None:
+    """It is the only witness of its engine, and the one who fences it."""
+    world = new_world(4)
+    foreign, engine = (world.process(pid, namespace="pid:[2]") for pid in (1, 11))
+    lease_id = world.admit(3, holder=foreign).lease.lease_id
+    secret = world.secret(lease_id)
+    world.book.activate(lease_id, secret, foreign, (engine,), world.now)
+    assert world.release(lease_id, secret).state is LeaseState.RELEASED
+    assert world.committed() == 0
+
+
 def test_release_while_an_engine_lives_is_vacating_until_it_is_gone(new_world) -> None:
     """Rule 13. Trusted → double use (S)."""
     world = new_world(4)
