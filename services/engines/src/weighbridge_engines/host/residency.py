@@ -260,7 +260,10 @@ class Residency:
             async for progress in runtime.load(self.plan):
                 tell(engine_pb.LoadModelResponse(starting=progress))
         except grpc.RpcError as error:
-            raise RequestError.from_rpc_error(error) from error
+            failure = RpcFailure.from_rpc_error(error)
+            if failure.is_ours:
+                raise RequestError.from_failure(failure) from error
+            raise
 
     async def _unless_trouble(self, work: Awaitable[None]) -> None:
         working = asyncio.ensure_future(work)
@@ -272,6 +275,10 @@ class Residency:
             if self.trouble.done():
                 raise RequestError.from_failure(self.trouble.result().failure)
             working.result()
+        except grpc.RpcError as error:
+            raise RequestError(
+                grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED", f"{self._around.kind.title} broke off the load."
+            ) from error
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -325,7 +332,7 @@ class Residency:
         if facts.asked:
             return
         why = explain(facts, self._around.kind.title, child.spec.exit_meanings)
-        _log.warning("engine_ended", cause=why.cause.value, lease_id=self.hold.lease_id, **why.metadata)
+        _log.warning("engine_ended", lease_id=self.hold.lease_id, **why.metadata)
         failure = failures.engine_died(why) if facts.was_ready else failures.start_failed(why)
         self._set_trouble(Trouble("CRASHED", failure, is_crash=True))
 

@@ -1,0 +1,175 @@
+"""Answers: loaded on demand, in turn, cancelled, broken off, and what the log and the state tell."""
+
+import asyncio
+import signal
+
+import grpc
+from host_fakes import Suite, eventually, failure_of, kill, kinds, until_event
+from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2, image_service_pb2_grpc
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+
+
+async def test_a_chat_loads_its_model_and_is_busy_by_the_ledgers_leave(run_dir):
+    async with Suite(run_dir) as suite:
+        events = await suite.chat_all("hello", "a")
+        assert kinds(events)[0] == "load"
+        assert kinds(events)[-5:] == ["started", "delta", "delta", "delta", "finished"]
+        assert events[-1].finished.usage.output_tokens == 3
+        assert suite.ledger.uses_begun == 1
+        [lease] = suite.ledger.active
+        await eventually(lambda: lease.uses == 0)
+        assert kinds(await suite.chat_all("hello", "a"))[0] == "started"
+        assert kinds(await suite.chat_all("hello", None))[0] == "started"  # whatever is loaded
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_a_chat_that_names_no_model_and_finds_none(run_dir):
+    async with Suite(run_dir) as suite:
+        failure = await failure_of(suite.chat("hello", None))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED")
+        failure = await failure_of(suite.chats.Chat(chat_service_pb2.ChatRequest()))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "EMPTY_CONVERSATION")
+
+
+async def test_the_engines_own_refusal_passes_through_and_ends_nothing(run_dir):
+    async with Suite(run_dir) as suite:
+        failure = await failure_of(suite.chat("overflow"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_OVERFLOW")
+        assert failure.metadata["prompt_tokens"] == "9"
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_cancelling_an_answer_stops_it_in_the_engine_and_ends_the_use(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        [lease] = suite.ledger.active
+        assert lease.uses == 1
+        call.cancel()
+        await eventually(lambda: lease.uses == 0)
+        await eventually(lambda: any("generate ended, busy=0" in line.text for line in suite.host.around.log.tail(50)))
+        assert kinds(await suite.chat_all())[-1] == "finished"
+
+
+async def test_requests_take_turns_and_the_queue_is_bounded(run_dir):
+    async with Suite(run_dir, queue_limit=1) as suite:
+        first = suite.chat("endless")
+        await until_event(first, "delta")
+        second = asyncio.create_task(suite.chat_all("hello"))
+        await eventually(lambda: suite.host.current.queue.waiting == 1)
+        engine = await suite.get()
+        assert (engine.requests_in_flight, engine.requests_queued) == (1, 1)
+        failure = await failure_of(suite.chat("hello"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
+        assert failure.retry_after_s > 0
+        first.cancel()
+        events = await second
+        assert events[-2].delta.text.endswith("busy=1 ")  # never two at once in the engine
+        await eventually(lambda: suite.ledger.active[0].uses == 0)
+
+
+async def test_as_many_at_once_as_were_planned_for(run_dir):
+    async with Suite(run_dir) as suite:
+        suite.fit.slots = 2
+        calls = [suite.chat("endless"), suite.chat("endless")]
+        for call in calls:
+            await until_event(call, "delta")
+        assert suite.host.current.queue.waiting == 0
+
+
+async def test_an_engine_that_dies_in_mid_answer_is_explained_and_loaded_again_by_the_next_chat(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("crash")
+        await until_event(call, "delta")  # text before the failure stands
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DIED")
+        assert (failure.metadata["signal"], failure.metadata["was_ready"]) == ("SIGKILL", "true")
+        await suite.nothing_left()
+        assert suite.ledger.released == ["CRASHED"]
+        assert (await suite.get()).last_failure.reason == "ENGINE_DIED"
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        assert len(suite.ledger.admits) == 2  # a restart is a new claim
+        assert not (await suite.get()).HasField("last_failure")
+
+
+async def test_killing_engine_or_guard_while_an_answer_streams(run_dir):
+    async with Suite(run_dir) as suite:
+        for which in (0, 1):  # guard, engine
+            call = suite.chat("endless")
+            await until_event(call, "delta")
+            [lease] = suite.ledger.active
+            kill(lease.engine_processes[which].pid)
+            failure = await failure_of(call)
+            assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DIED")
+            assert failure.metadata["cause"] == ("GUARD_LOST", "KILLED")[which]
+            await suite.nothing_left()
+
+
+async def test_an_idle_engine_that_dies_gives_its_lease_back(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        kill(suite.ledger.active[0].engine_processes[1].pid, signal.SIGSEGV)
+        await suite.nothing_left()
+        assert (await suite.get()).last_failure.metadata["signal"] == "SIGSEGV"
+
+
+async def test_unloading_waits_for_answers_or_breaks_them_off(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        patient = asyncio.create_task(suite.unload())
+        await eventually(lambda: suite.host.state == engine_pb.ENGINE_STATE_UNLOADING)
+        assert not patient.done()
+        await suite.unload(force=True)
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "MODEL_UNLOADED")
+        assert (await patient).unloaded.model_name == "a"
+        await suite.nothing_left()
+        assert suite.ledger.released == ["UNLOADED"]
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed(run_dir):
+    async with Suite(run_dir, {"ignore_term": True}, stop_grace_s=0.1) as suite:
+        await suite.load_all()
+        await suite.unload()
+        await suite.nothing_left()
+
+
+async def test_the_log_splits_progress_bars_and_can_be_followed(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        tail = [
+            line.line
+            async for line in suite.engine.TailLog(engine_service_pb2.TailLogRequest())
+        ]
+        assert tail[:4] == ["loading", " 50%", "100%", "serving"]
+        following = suite.engine.TailLog(engine_service_pb2.TailLogRequest(max_lines=1, follow=True))
+        assert (await following.read()).line == "serving"
+        await suite.chat_all()
+        line = await following.read()
+        assert (line.line, line.from_stderr) == ("generate ended, busy=0", False)
+        following.cancel()
+
+
+async def test_watching_tells_each_state(run_dir):
+    async with Suite(run_dir) as suite:
+        watching = suite.engine.Watch(engine_service_pb2.WatchRequest())
+        assert (await watching.read()).engine.state == engine_pb.ENGINE_STATE_EMPTY
+        await suite.load_all()
+        seen = []
+        while seen[-1:] != [engine_pb.ENGINE_STATE_READY]:
+            seen.append((await watching.read()).engine.state)
+        assert seen[0] == engine_pb.ENGINE_STATE_LOADING
+        await suite.unload()
+        while seen[-1] != engine_pb.ENGINE_STATE_EMPTY:
+            seen.append((await watching.read()).engine.state)
+        assert engine_pb.ENGINE_STATE_UNLOADING in seen
+        watching.cancel()
+
+
+async def test_images_are_refused_with_a_reason(run_dir):
+    async with Suite(run_dir) as suite:
+        images = image_service_pb2_grpc.ImageServiceStub(suite.channel)
+        failure = await failure_of(images.GenerateImage(image_service_pb2.GenerateImageRequest()))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "ENGINE_DOES_NOT_DO_IMAGES")

@@ -1,0 +1,204 @@
+"""The lease while it is held: renewed, attached again, vacated, outgrown, idle; and the service's end."""
+
+import asyncio
+import time
+
+import grpc
+from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, until_event
+from weighbridge_engines.host.footprint import FootprintVerdict, judge
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+
+
+async def test_a_ledger_that_restarts_is_attached_to_and_the_answer_goes_on(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        [lease] = suite.ledger.active
+        old_secret = suite.ledger.secrets[lease.lease_id]
+        await suite.stop_ledger()
+        await suite.restart_ledger()
+        await eventually(lambda: suite.ledger.streams and suite.ledger.secrets[lease.lease_id] != old_secret)
+        assert not call.done()
+        call.cancel()
+        await eventually(lambda: lease.uses == 0)  # told with the new secret
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        await suite.unload()
+        await suite.nothing_left()
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_a_use_ended_while_the_ledger_is_away_is_told_later(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        [lease] = suite.ledger.active
+        await suite.stop_ledger()
+        call.cancel()
+        await eventually(lambda: not suite.host.current.stakes)
+        await suite.restart_ledger()
+        await eventually(lambda: lease.uses == 0)
+
+
+async def test_a_new_use_needs_the_ledger(run_dir):
+    async with Suite(run_dir, ledger_patience_s=0.2) as suite:
+        await suite.load_all()
+        await suite.stop_ledger()
+        failure = await failure_of(suite.chat())
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEDGER_UNREACHABLE")
+        await suite.restart_ledger()
+        assert kinds(await suite.chat_all())[-1] == "finished"
+
+
+async def test_a_lease_that_was_given_away_ends_the_engine_at_once(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        await suite.stop_ledger()
+        suite.ledger.forget_all = True
+        await suite.restart_ledger()
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEASE_LOST")
+        await eventually(lambda: not suite.engine_pids)
+        suite.ledger.forget_all = False
+        assert kinds(await suite.chat_all())[-1] == "finished"  # by a new claim
+        assert len(suite.ledger.admits) == 2
+
+
+async def test_vacating_finishes_what_is_in_flight_and_the_next_chat_claims_anew(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        [lease] = suite.ledger.active
+        suite.ledger.vacate(lease.lease_id)
+        await eventually(lambda: suite.host.state == engine_pb.ENGINE_STATE_UNLOADING)
+        assert not call.done()
+        later = asyncio.create_task(suite.chat_all())
+        call.cancel()
+        assert kinds(await later)[-1] == "finished"
+        assert suite.ledger.released == ["VACATED"]
+        assert len(suite.ledger.admits) == 2
+
+
+async def test_a_use_refused_because_the_lease_vacates_is_served_by_a_new_claim(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        [lease] = suite.ledger.active
+        suite.ledger.refuse_use = lease.lease_id  # the request to vacate itself is still under way
+        events = await suite.chat_all()
+        assert kinds(events)[-1] == "finished"
+        assert suite.ledger.released == ["VACATED"]
+        assert len(suite.ledger.admits) == 2
+
+
+async def test_an_engine_within_its_grown_grant_goes_on(run_dir):
+    held = 500_000_000
+    async with Suite(run_dir, held_bytes=lambda: held) as suite:
+        await suite.load_all()
+        held = round(1.05 * CLAIM_BYTES)
+        await eventually(lambda: suite.ledger.active[0].charge.host_bytes == held)
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        assert (await suite.get()).model.observed.host_peak_bytes == held
+
+
+async def test_growth_that_is_refused_ends_the_engine(run_dir):
+    held = 500_000_000
+    async with Suite(run_dir, held_bytes=lambda: held) as suite:
+        suite.ledger.refuse_growth = True
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        held = round(1.05 * CLAIM_BYTES)
+        failure = await failure_of(call)
+        assert failure.reason == "OUT_OF_GRANT"
+        held = 0
+        await suite.nothing_left()
+        assert suite.ledger.released == ["OUT_OF_GRANT"]
+
+
+def test_what_a_footprint_means():
+    # Design, engines: at 110 % of the grant no new work, at 125 % it is killed.
+    assert judge(109, 100) is FootprintVerdict.WITHIN
+    assert judge(110, 100) is FootprintVerdict.NO_NEW_WORK
+    assert judge(124, 100) is FootprintVerdict.NO_NEW_WORK
+    assert judge(125, 100) is FootprintVerdict.KILL
+    assert judge(10**12, 0) is FootprintVerdict.WITHIN
+
+
+async def test_the_watchdog_refuses_new_work_and_then_kills(run_dir):
+    held = 500_000_000
+    async with Suite(run_dir, held_bytes=lambda: held) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        await suite.stop_ledger()  # nobody can grant more
+        held = round(1.12 * CLAIM_BYTES)
+        await eventually(lambda: suite.host.current.over_grant)
+        failure = await failure_of(suite.chat())
+        assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_GRANT")
+        assert not call.done()
+        held = round(1.3 * CLAIM_BYTES)
+        failure = await failure_of(call)
+        assert failure.reason == "OUT_OF_GRANT"
+        await eventually(lambda: not suite.engine_pids)
+        await suite.restart_ledger()
+        await suite.nothing_left()  # the release was owed, and came
+
+
+async def test_an_idle_model_is_unloaded_when_its_time_has_come(run_dir):
+    time_s = ManualClock()
+    async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=60) as suite:
+        await suite.load_all()
+        engine = await suite.get()
+        assert engine.model.idle_unload_time.seconds - engine.model.ready_time.seconds == 60
+        time_s.advance(40)
+        await suite.chat_all()
+        time_s.advance(40)
+        await asyncio.sleep(0.05)
+        assert (await suite.get()).state == engine_pb.ENGINE_STATE_READY  # used in between
+        time_s.advance(21)
+        await suite.nothing_left()
+        assert suite.ledger.released == ["IDLE"]
+
+
+async def test_a_busy_or_pinned_model_is_not_idle(run_dir):
+    time_s = ManualClock()
+    async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=60) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        time_s.advance(1000)
+        await asyncio.sleep(0.05)
+        assert (await suite.get()).state == engine_pb.ENGINE_STATE_READY
+        call.cancel()
+        await eventually(lambda: not suite.host.current.stakes)
+        await suite.load_all("a", pinned=True)
+        time_s.advance(1000)
+        await asyncio.sleep(0.05)
+        engine = await suite.get()
+        assert engine.state == engine_pb.ENGINE_STATE_READY
+        assert not engine.model.HasField("idle_unload_time")
+
+
+async def test_the_service_stops_while_an_answer_streams(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        watching = suite.engine.Watch(engine_pb.WatchRequest())
+        await watching.read()
+        started_s = time.monotonic()
+        await suite.server.stop(0.3)
+        assert time.monotonic() - started_s < 5
+        assert (await failure_of(call)).code == grpc.StatusCode.UNAVAILABLE
+        await suite.nothing_left()
+        assert suite.ledger.released == ["SERVICE_STOPPED"]
+        assert not list(run_dir.glob("engine-mlx.sock"))
+        assert not list(run_dir.glob("*.processes.json"))
+
+
+async def test_the_service_stops_while_it_loads(run_dir):
+    async with Suite(run_dir, {"hang_in_load": True}) as suite:
+        call = suite.load()
+        await until_event(call, "starting")
+        await eventually(lambda: len(suite.engine_pids) == 2)
+        stopping = asyncio.create_task(suite.server.stop(3))
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPING")
+        await stopping
+        await suite.nothing_left()

@@ -1,0 +1,219 @@
+"""Loading: the order of events, shared loads, replacement, and that a cancelled load leaves nothing."""
+
+import asyncio
+
+import grpc
+import pytest
+from host_fakes import CLAIM_BYTES, Suite, eventually, failure_of, kinds, process_exists, until_event
+from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.errors import RpcFailure
+
+
+async def test_a_load_goes_plan_admit_start_ready_and_an_unload_gives_everything_back(run_dir):
+    async with Suite(run_dir) as suite:
+        events = await suite.load_all("a")
+        assert kinds(events)[:3] == ["planned", "admitted", "starting"]
+        assert kinds(events)[-1] == "ready"
+        engine = events[-1].ready.engine
+        assert engine.state == engine_pb.ENGINE_STATE_READY
+        assert engine.model.lease.charge.host_bytes == CLAIM_BYTES
+        assert engine.node_id == "node-1"
+        [lease] = suite.ledger.active
+        pids = [p.pid for p in lease.engine_processes]
+        assert len(pids) == 2
+        assert engine.model.process.pid in pids
+        assert lease.purpose.engine_kind == "mlx"
+        await eventually(lambda: lease.lease_id in suite.ledger.load_complete)
+
+        response = await suite.unload()
+        assert response.unloaded.model_name == "a"
+        assert not any(process_exists(pid) for pid in pids)
+        assert suite.ledger.released == ["UNLOADED"]
+        [observation] = suite.ledger.observations
+        assert (observation.peak_bytes, observation.planned_bytes) == (500_000_000, CLAIM_BYTES)
+        assert observation.model_digest == "digest-a"
+        assert not (await suite.unload()).HasField("unloaded")
+        await suite.nothing_left()
+
+
+async def test_loading_what_is_loaded_answers_at_once_whatever_it_is_called(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all("a")
+        assert kinds(await suite.load_all("a")) == ["ready"]
+        assert kinds(await suite.load_all("also-a"))[-1] == "ready"  # another name for the same weights
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_calls_for_one_model_join_one_load_and_the_last_to_leave_stops_it(run_dir):
+    async with Suite(run_dir, {"hang_in_load": True}) as suite:
+        calls = [suite.load("a") for _ in range(3)]
+        for call in calls:
+            await until_event(call, "starting")
+        assert len(suite.ledger.admits) == 1
+        calls[0].cancel()
+        calls[1].cancel()
+        late = suite.load("a")
+        await until_event(late, "planned")  # it hears what happened before
+        await until_event(late, "starting")
+        assert len(suite.ledger.active) == 1
+        await eventually(lambda: len(suite.engine_pids) == 2)
+        calls[2].cancel()
+        late.cancel()
+        await suite.nothing_left()
+        assert suite.ledger.released == ["LOAD_CANCELLED"]
+        assert (await suite.get()).state == engine_pb.ENGINE_STATE_EMPTY
+
+
+async def test_cancelled_while_queued_leaves_no_claim(run_dir):
+    async with Suite(run_dir) as suite:
+        suite.ledger.grant.clear()
+        call = suite.load("a")
+        queued = await until_event(call, "queued")
+        assert queued.queued.position == 1
+        call.cancel()
+        await suite.nothing_left()
+        assert suite.ledger.released == []  # never activated, so nothing is owed
+
+
+async def test_cancelled_while_activating_releases_what_may_have_been_activated(run_dir):
+    async with Suite(run_dir) as suite:
+        suite.ledger.activate_gate.clear()
+        call = suite.load("a")
+        await until_event(call, "planned")
+        await eventually(lambda: suite.ledger.committed == CLAIM_BYTES)
+        call.cancel()
+        suite.ledger.activate_gate.set()
+        await suite.nothing_left()
+
+
+@pytest.mark.parametrize("behaviour", [{"never_ready": True}, {"hang_in_load": True}, {"never_ready": True, "ignore_term": True}])
+async def test_cancelled_while_starting_leaves_neither_process_nor_lease(run_dir, behaviour):
+    async with Suite(run_dir, behaviour, stop_grace_s=0.2) as suite:
+        call = suite.load("a")
+        await until_event(call, "starting")
+        await eventually(lambda: len(suite.engine_pids) == 2)
+        call.cancel()
+        await suite.nothing_left()
+        assert suite.ledger.released == ["LOAD_CANCELLED"]
+
+
+async def test_a_model_that_wont_run_disturbs_nobody(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all("a")
+        failure = await failure_of(suite.load("huge"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_WONT_RUN")
+        assert "900 GiB" in failure.message
+        assert (await suite.get()).state == engine_pb.ENGINE_STATE_READY
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_refusals_of_fit_and_of_the_runtime_reach_the_caller(run_dir):
+    async with Suite(run_dir) as suite:
+        failure = await failure_of(suite.load("missing"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        failure = await failure_of(suite.load("refused"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_WEIGHTS")
+        await suite.nothing_left()
+        assert suite.ledger.released == ["LOAD_FAILED"]
+        assert (await suite.get()).last_failure.reason == "MALFORMED_WEIGHTS"
+        failure = await failure_of(suite.engine.LoadModel(engine_pb.LoadModelRequest()))
+        assert failure.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert failure.field_violations[0][0] == "model"
+
+
+async def test_an_engine_that_ends_at_its_start_is_explained_and_then_left_alone(run_dir):
+    async with Suite(run_dir, {"exit_at_start": 69}) as suite:
+        for _ in range(3):
+            failure = await failure_of(suite.load("a"))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED")
+            assert failure.metadata["exit_code"] == "69"
+            assert "cannot be imported" in failure.message
+        await suite.nothing_left()
+        failure = await failure_of(suite.load("a"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "RESTART_BUDGET_EXHAUSTED")
+        assert 0 < failure.retry_after_s <= 60
+        assert len(suite.ledger.admits) == 3
+
+
+async def test_killed_in_load_fails_the_load(run_dir):
+    async with Suite(run_dir, {"die_in_load": 9}) as suite:
+        failure = await failure_of(suite.load("a"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED")
+        assert failure.metadata["signal"] == "SIGKILL"
+        await suite.nothing_left()
+
+
+async def test_not_ready_in_time(run_dir):
+    async with Suite(run_dir, {"never_ready": True}, start_timeout_s=0.3) as suite:
+        failure = await failure_of(suite.load("a"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "ENGINE_START_TIMED_OUT")
+        await suite.nothing_left()
+
+
+async def test_another_model_replaces_the_loaded_one_after_its_requests(run_dir):
+    async with Suite(run_dir) as suite:
+        answer = suite.chat("endless", "a")
+        await until_event(answer, "delta")
+        [first] = suite.ledger.active
+        replacing = asyncio.create_task(suite.load_all("b"))
+        await eventually(lambda: len(suite.fit.plans) == 2)
+        await asyncio.sleep(0.05)
+        assert [lease.lease_id for lease in suite.ledger.active] == [first.lease_id]  # waits
+        assert not replacing.done()
+        answer.cancel()
+        events = await replacing
+        assert events[-1].ready.engine.model.model_name == "b"
+        assert suite.ledger.released == ["REPLACED"]
+        assert len(suite.ledger.active) == 1
+
+
+async def test_a_replacement_that_is_cancelled_leaves_the_loaded_model(run_dir):
+    async with Suite(run_dir) as suite:
+        answer = suite.chat("endless", "a")
+        await until_event(answer, "delta")
+        replacing = suite.load("b")
+        await until_event(replacing, "planned")
+        replacing.cancel()
+        await eventually(lambda: suite.host.state == engine_pb.ENGINE_STATE_READY)
+        answer.cancel()
+        assert kinds(await suite.chat_all("hello", "a"))[-1] == "finished"
+        assert len(suite.ledger.admits) == 1
+
+
+async def test_two_models_wanted_by_turns_are_both_served(run_dir):
+    async with Suite(run_dir) as suite:
+        answers = await asyncio.gather(*(suite.chat_all("hello", name) for name in "abab"))
+        assert all(kinds(events)[-1] == "finished" for events in answers)
+        assert len(suite.ledger.active) == 1
+
+
+async def test_unload_stops_a_load_in_progress(run_dir):
+    async with Suite(run_dir, {"hang_in_load": True}) as suite:
+        call = suite.load("a")
+        await until_event(call, "starting")
+        await eventually(lambda: len(suite.engine_pids) == 2)
+        await suite.unload()
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "LOAD_SUPERSEDED")
+        await suite.nothing_left()
+
+
+async def test_fit_and_ledger_that_do_not_answer_are_named(run_dir):
+    async with Suite(run_dir, ledger_patience_s=0.1) as suite:
+        await suite.stop_ledger()
+        failure = await failure_of(suite.load("a"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEDGER_UNREACHABLE")
+        await suite._fit_server.stop(0)
+        failure = await failure_of(suite.load("a"))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "FIT_UNREACHABLE")
+
+
+async def test_options_of_another_engine_are_refused(run_dir):
+    async with Suite(run_dir) as suite:
+        request = engine_pb.LoadModelRequest()
+        request.model.path = "a"
+        request.options.sd.mmap = True
+        with pytest.raises(grpc.RpcError) as caught:
+            async for _ in suite.engine.LoadModel(request):
+                pass
+        assert RpcFailure.from_rpc_error(caught.value).reason == "INVALID_OPTION"
