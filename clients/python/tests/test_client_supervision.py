@@ -210,13 +210,13 @@ def test_services_do_not_outlive_a_killed_starter(short_dir: Path) -> None:
         [sys.executable, "-c", STARTER, str(short_dir)], env=environ(), stdout=subprocess.PIPE, text=True
     )
     assert starter.stdout is not None
-    pid = int(starter.stdout.readline())
-    service = psutil.Process(pid)
+    services = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
     starter.kill()
     starter.wait()
-    psutil.wait_procs([service], timeout=30)
-    assert not service.is_running()
-    assert (short_dir / "stopped.txt").read_text() == "ledger\n", "it stopped as by SIGTERM, cleanly"
+    psutil.wait_procs(services, timeout=30)
+    assert not any(service.is_running() for service in services)
+    stopped = (short_dir / "stopped.txt").read_text().split()
+    assert stopped == ["engine-mlx", "fit", "ledger"], "cleanly, as by SIGTERM, and each before what it needs"
 
 
 STARTER = """
@@ -226,9 +226,10 @@ sys.path.insert(0, __import__("os").environ["PYTHONPATH"])
 import test_client_supervision as t
 from weighbridge.supervision.suite import RunningSuite
 async def main():
-    suite = RunningSuite([t.spec("ledger", 0)], Path(sys.argv[1]), t.environ(), lambda line: None)
+    services = [t.spec("ledger", 2), t.spec("fit", 1), t.spec("engine-mlx", 0)]
+    suite = RunningSuite(services, Path(sys.argv[1]), t.environ(), lambda line: None)
     await suite.start()
-    print(suite.processes[0].pid, flush=True)
+    print(*(process.pid for process in suite.processes), flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
 """

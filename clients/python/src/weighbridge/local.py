@@ -6,12 +6,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from weighbridge_common import logs
+from weighbridge_common.listening import StartError
 from weighbridge_common.server import start_server
-from weighbridge_common.settings import parse
+from weighbridge_common.settings import SettingsError, parse
 from weighbridge_fit.service import build as build_fit
 from weighbridge_fit.settings import FitSettings
 from weighbridge_ledger.service.app import build_ledger
 from weighbridge_ledger.settings import LedgerSettings
+
+
+class LocalSettingsError(Exception):
+    """A setting that the services read is wrong. The text names the variable and the reason."""
+
+
+class LocalStartError(Exception):
+    """The services could not start in this process. The text says why."""
 
 
 @asynccontextmanager
@@ -23,8 +33,11 @@ async def local_services(environ: Mapping[str, str]) -> AsyncIterator[dict[str, 
     a limit on header size) holds here too; what says where they listen and keep things does not.
 
     Raises:
-        weighbridge_common.settings.SettingsError: a setting is wrong.
+        LocalSettingsError: a setting is wrong.
+        LocalStartError: the services could not start.
     """
+    # Standard output is the answer's alone, and refusals are told as such: only what should not happen is logged.
+    logs.configure("weighbridge-cli", "error")
     with tempfile.TemporaryDirectory(prefix="wb-") as name:
         folder = Path(name)
         run_dir = folder / "run"
@@ -38,9 +51,14 @@ async def local_services(environ: Mapping[str, str]) -> AsyncIterator[dict[str, 
         # It runs as the person who asks, so it may read what that person may.
         own.setdefault("WEIGHBRIDGE_FIT_MODELS_ROOT", "/")
         async with AsyncExitStack() as stack:
-            ledger = await stack.enter_async_context(
-                await start_server(parse(LedgerSettings, own), "ledger", build_ledger)
-            )
-            own["WEIGHBRIDGE_LEDGER_TARGET"] = ledger.target
-            fit = await stack.enter_async_context(await start_server(parse(FitSettings, own), "fit", build_fit))
+            try:
+                ledger = await stack.enter_async_context(
+                    await start_server(parse(LedgerSettings, own), "ledger", build_ledger)
+                )
+                own["WEIGHBRIDGE_LEDGER_TARGET"] = ledger.target
+                fit = await stack.enter_async_context(await start_server(parse(FitSettings, own), "fit", build_fit))
+            except SettingsError as error:
+                raise LocalSettingsError(str(error)) from error
+            except StartError as error:
+                raise LocalStartError(str(error)) from error
             yield {"ledger": ledger.target, "fit": fit.target}

@@ -8,11 +8,12 @@ from rich.text import Text
 from weighbridge_proto import targets
 
 from weighbridge.cli.output import console, print_json
-from weighbridge.cli.running import run_command
+from weighbridge.cli.running import CommandError, run_command
+from weighbridge.cli.standalone import own_suite
 from weighbridge.cli.tables import plain_table
 from weighbridge.client import Suite
-from weighbridge.diagnosis import Check, State, diagnose, next_step
-from weighbridge.failures import ExitCode
+from weighbridge.diagnosis import Check, State, check_machine, diagnose, next_step
+from weighbridge.failures import CallError, ExitCode
 from weighbridge.reach import HEALTH_SERVICES
 from weighbridge.supervision.services import is_installed
 
@@ -47,12 +48,12 @@ async def _with_machine(checks: list[Check]) -> list[Check]:
     meant = os.environ.get(targets.target_variable("ledger"))
     if not unread or meant or not (is_installed("weighbridge_fit") and is_installed("weighbridge_ledger")):
         return checks
-    from weighbridge.diagnosis import check_machine
-    from weighbridge.local import local_services
-
-    async with local_services(os.environ) as services, Suite(services=services) as suite:
-        capacity = (await suite.capacity()).capacity
-    return [*(check for check in checks if check.name != "machine"), *check_machine(capacity)]
+    others = [check for check in checks if check.name != "machine"]
+    try:
+        async with own_suite() as suite:
+            return [*others, *check_machine((await suite.capacity()).capacity)]
+    except (CommandError, CallError) as failed:
+        return [*others, Check("machine", State.BROKEN, str(failed), "weighbridge capacity")]
 
 
 def _print(checks: list[Check], step: str) -> None:

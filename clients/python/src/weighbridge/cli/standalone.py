@@ -35,10 +35,25 @@ async def fit_suite() -> AsyncIterator[Suite]:
                     "`weighbridge up`, or install them: pip install 'weighbridge[local]'.",
                     ExitCode.UNREACHABLE,
                 ) from None
-            from weighbridge.local import local_services  # services are imported only where they are needed
-
             say("No suite is running; worked out here.")
-            suite = await stack.enter_async_context(
-                Suite(services=await stack.enter_async_context(local_services(os.environ)))
-            )
+            suite = await stack.enter_async_context(own_suite())
         yield suite
+
+
+@asynccontextmanager
+async def own_suite() -> AsyncIterator[Suite]:
+    """A suite of ledger and fit in this process, which must have them installed.
+
+    Raises:
+        CommandError: they cannot start.
+    """
+    from weighbridge import local  # services are imported only where they are needed
+
+    async with AsyncExitStack() as stack:
+        try:
+            services = await stack.enter_async_context(local.local_services(os.environ))
+        except local.LocalSettingsError as wrong:
+            raise CommandError(f"Wrong settings. {wrong}", ExitCode.USAGE) from None
+        except local.LocalStartError as failed:
+            raise CommandError(str(failed)) from None
+        yield await stack.enter_async_context(Suite(services=services))

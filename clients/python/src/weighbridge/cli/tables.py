@@ -133,7 +133,7 @@ def place_word(place: requirement_pb2.Place) -> str:
 
 def machine_words(capacity: machine_pb2.Capacity) -> str:
     """A machine in a few words."""
-    pool = enum_word(machine_pb2.PoolKind, capacity.pool, "POOL_KIND_")
+    pool = enum_word(machine_pb2.PoolKind, capacity.pool, "POOL_KIND_").replace("cpu", "CPU")
     parts = [f"{pool} machine with {format_size(capacity.total_ram_bytes)}"]
     parts += [f"{format_size(card.device.total_bytes)} on {card.device.name}" for card in capacity.devices]
     source = enum_word(machine_pb2.MachineSource, capacity.source, "MACHINE_SOURCE_")

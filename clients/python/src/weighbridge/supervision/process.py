@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -59,6 +59,12 @@ class ServiceProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._pump: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
+        self._lifeline: int | None = None
+
+    @property
+    def lifeline(self) -> int | None:
+        """Our end of the living process's lifeline; it stops once nobody holds that end open. None: not running."""
+        return self._lifeline
 
     @property
     def pid(self) -> int | None:
@@ -66,24 +72,34 @@ class ServiceProcess:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
-    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    async def start(self, timeout_s: float = START_TIMEOUT_S, holds: Sequence[int] = ()) -> None:
         """Start the service and return when it serves.
+
+        ``holds``: lifelines of other services that this one shall hold too: they stop after it, not with it, when
+        this process is gone.
 
         Raises:
             StartFailedError: it ended, or did not serve in time; it is gone then.
         """
         self._last_lines.clear()
-        with _open_log(self._log) as output:
-            # Its own session: a Ctrl-C at the terminal reaches `up` alone, which then stops the services in order.
-            # Standard input is the lifeline: its other end closes when this process dies in any way.
-            process = await asyncio.create_subprocess_exec(
-                *self.spec.argv,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output if self._log else asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=self._environ,
-                start_new_session=True,
-            )
+        self._cut_lifeline()
+        its_end, our_end = os.pipe()
+        self._lifeline = our_end
+        try:
+            with _open_log(self._log) as output:
+                # Its own session: a Ctrl-C at the terminal reaches `up` alone, which then stops the services in order.
+                # Standard input is the lifeline: its other end closes when this process dies in any way.
+                process = await asyncio.create_subprocess_exec(
+                    *self.spec.argv,
+                    stdin=its_end,
+                    stdout=output if self._log else asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=self._environ,
+                    start_new_session=True,
+                    pass_fds=holds,
+                )
+        finally:
+            os.close(its_end)
         self._process = process
         if process.stdout is not None:
             self._pump = asyncio.create_task(self._forward(process.stdout))
@@ -128,6 +144,7 @@ class ServiceProcess:
             await asyncio.wait({self._pump}, timeout=1.0)
             self._pump.cancel()
             self._pump = None
+        self._cut_lifeline()
         self.remove_socket()
 
     def kill(self) -> None:
@@ -141,6 +158,11 @@ class ServiceProcess:
         if self.target.startswith("unix:"):
             with contextlib.suppress(OSError):
                 Path(self.target.removeprefix("unix:")).unlink(missing_ok=True)
+
+    def _cut_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     async def _until_serving(self, timeout_s: float) -> None:
         channel = open_channel(self.target, telemetry=False)

@@ -107,8 +107,7 @@ class RunningSuite:
         self._lock.acquire()
         try:
             for process in self.processes:
-                await process.start(self._start_timeout_s)
-                self._print_line(f"{process.spec.name:<11} ready  {process.target}")
+                await self._start_one(process)
         except BaseException:
             await asyncio.shield(self.stop())
             raise
@@ -142,6 +141,13 @@ class RunningSuite:
         for process in self.processes:
             process.kill()
 
+    async def _start_one(self, process: ServiceProcess) -> None:
+        # An engine holds the lifelines of fit and ledger: should this process be killed, they outlive the engine by
+        # as long as it needs them to give its memory back.
+        later = (other for other in self.processes if other.spec.stop_rank > process.spec.stop_rank)
+        await process.start(self._start_timeout_s, [other.lifeline for other in later if other.lifeline is not None])
+        self._print_line(f"{process.spec.name:<11} ready  {process.target}")
+
     async def _stop_one(self, process: ServiceProcess) -> None:
         await process.stop(grace_s=0 if self._forced.is_set() else STOP_GRACE_S)
 
@@ -157,11 +163,10 @@ class RunningSuite:
                 self._print_line(f"{name:<11} {why}; starting it again in {delay_s:.1f} s")
                 await asyncio.sleep(delay_s)
                 try:
-                    await process.start(self._start_timeout_s)
+                    await self._start_one(process)
                 except StartFailedError as failed:
                     why = str(failed).removeprefix(f"The service {name} ").rstrip(".")
                     continue
-                self._print_line(f"{name:<11} ready  {process.target}")
                 break
             if self._stopping.is_set():
                 return
