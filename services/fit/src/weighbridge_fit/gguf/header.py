@@ -88,14 +88,16 @@ class _PairReader:
         self.position = position
         self.metadata: dict[str, Any] = {}
         self.arrays: dict[str, int] = {}
+        self._seen: set[str] = set()
 
     def read_pair(self) -> None:
         start = self.position
         key = _name(self._window, start, "a key")
         self.position += _LENGTH.size + len(key.encode("utf-8"))
         self._window.tick(start)
-        if key in self.metadata or key in self.arrays:
+        if key in self._seen:
             raise WeightError(WeightReason.DUPLICATE_KEY, f"the key {key!r} appears twice", offset=start)
+        self._seen.add(key)
         kind = self._unpack(_KIND, f"the type of {key!r}")[0]
         if kind == types.ARRAY:
             count, values = self._array(key, 1)
@@ -106,8 +108,6 @@ class _PairReader:
             text = self._string(key)
             if text is not None:
                 self.metadata[key] = text
-            else:
-                self.arrays[key] = 0
         else:
             self.metadata[key] = self._scalar(kind, key)
 
