@@ -1,5 +1,6 @@
 """The GGUF reader: well-formed files as the official library sees them, malformed ones as errors and nothing else."""
 
+import contextlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -305,7 +306,5 @@ def test_fuzz_mutated_files_give_facts_or_our_error(content: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_fuzz_arbitrary_bytes_after_the_magic(content: bytes) -> None:
-    try:
+    with contextlib.suppress(WeightError):
         reading(b"GGUF\x03\0\0\0" + content)
-    except WeightError:
-        pass

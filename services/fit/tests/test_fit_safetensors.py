@@ -1,5 +1,6 @@
-"""The safetensors reader: well-formed files as the official library sees them, malformed ones as errors and nothing else."""
+"""The safetensors reader: well-formed files as the official library sees them, malformed ones as errors."""
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -267,10 +268,8 @@ def test_fuzz_both_paths_agree(content: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_fuzz_arbitrary_bytes(content: bytes) -> None:
-    try:
+    with contextlib.suppress(WeightError):
         reading(content)
-    except WeightError:
-        pass
 
 
 def test_official_reader_refuses_nothing_that_we_accept(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
         requirement=requirement(lines),
         weight_bytes=weights,
         process_bytes=sum(line.bytes.expected for line in process),
-        notes=_notes(facts, geometry),
+        notes=_notes(facts, geometry, device),
     )
 
 
@@ -228,14 +228,18 @@ def _scaled(slots: Range, size: int) -> Range:
     return Range(slots.low * size, slots.expected * size, slots.high * size)
 
 
-def _notes(facts: WeightFacts, geometry: ModelGeometry) -> tuple[Note, ...]:
+def _notes(facts: WeightFacts, geometry: ModelGeometry, device: ComputeDevice) -> tuple[Note, ...]:
     notes = [Note("WEIGHTS", text) for text in facts.notes]
     for component, what in ((Component.DRAFT, "draft head"), (Component.VISION, "vision tower")):
         if facts.component_bytes(component):
             notes.append(Note("NOT_LOADED", f"The {what} in these files is not loaded by the MLX engine."))
     if LayerKind.SLIDING_ATTENTION in geometry.layers:
         notes.append(Note("WINDOW_NOT_USED", "mlx-lm keeps the whole context in sliding layers of Qwen models."))
-    if geometry.activation_bytes >= workspace.FLOAT32_BYTES:
+    half = geometry.activation_bytes < workspace.FLOAT32_BYTES
+    if device is ComputeDevice.CPU and geometry.experts and half and not geometry.quantization_bits:
+        message = "MLX 0.32 multiplies experts in float32 only on the CPU: this model loads here and cannot answer."
+        notes.append(Note("EXPERTS_NEED_FLOAT32", message))
+    if not half:
         message = "The weights make every activation float32, so keys and values take twice the usual bytes."
         notes.append(Note("FLOAT32_ACTIVATIONS", message))
     return tuple(notes)

@@ -1,0 +1,179 @@
+"""The laws against the real thing: caches, weights and growth of mlx-lm, to the byte."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from weighbridge_fit.calibration import ComputeDevice
+from weighbridge_fit.describe import describe
+from weighbridge_fit.facts import WeightFacts
+from weighbridge_fit.laws import cache_growth, gated_delta, kv
+from weighbridge_fit.plans.mlx_options import MlxRequest
+from weighbridge_fit.plans.mlx_qwen import plan
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+pytestmark = pytest.mark.mlx
+
+VOCABULARY = 512
+COMMON: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": {**COMMON, "model_type": "qwen2", "num_hidden_layers": 4, "head_dim": 32},
+    "qwen3": {**COMMON, "model_type": "qwen3", "num_hidden_layers": 4},
+    "qwen3_moe": {
+        **COMMON,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **COMMON,
+            "model_type": "qwen3_5_text",
+            "num_hidden_layers": 4,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny random models, saved as mlx-lm saves them."""
+    from mlx.utils import tree_map_with_path
+    from mlx_lm.utils import _get_classes, save_model
+
+    folder = tmp_path_factory.mktemp("models")
+    made = {}
+    for name, config in CONFIGS.items():
+        path = folder / name
+        path.mkdir()
+        model_class, args_class = _get_classes(json.loads(json.dumps(config)))
+        mx.random.seed(7)
+        model = model_class(args_class.from_dict(json.loads(json.dumps(config))))
+        cast = getattr(model, "cast_predicate", lambda _: True)
+        # MLX on the CPU multiplies gathered experts in float32 only.
+        dtype = mx.float32 if name == "qwen3_moe" else mx.bfloat16
+
+        def stored(key: str, value: Any, keep: Any = cast, dtype: Any = dtype) -> Any:
+            return value.astype(dtype) if keep(key) and mx.issubdtype(value.dtype, mx.floating) else value
+
+        model.update(tree_map_with_path(stored, model.parameters()))
+        save_model(path, model)
+        (path / "config.json").write_text(json.dumps(config))
+        made[name] = path
+    return made
+
+
+def facts_of(path: Path) -> WeightFacts:
+    return describe(path, lambda file: file if file.exists() else None)
+
+
+def generated(model: Any, prompt: int, answer: int, step: int, **options: Any) -> list[Any]:
+    """The caches after a prompt and an answer."""
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    tokens = mx.array([index % VOCABULARY for index in range(prompt)])
+    for _ in generate_step(
+        tokens, model, max_tokens=answer, prompt_cache=caches, prefill_step_size=step, quantized_kv_start=0, **options
+    ):
+        pass
+    return caches
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_equal_what_mlx_holds_after_an_eager_load(models: dict[str, Path], name: str) -> None:
+    from mlx_lm.utils import load_model
+
+    planned = plan(facts_of(models[name]), MlxRequest(), ComputeDevice.CPU).weight_bytes
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    model, _ = load_model(models[name])
+    held = mx.get_active_memory() - before
+    del model
+    # The allocator rounds small arrays up; a handful of bytes, never a tensor.
+    assert planned <= held <= planned + 64
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("prompt", "answer", "step"), [(5, 3, 64), (300, 8, 64), (300, 8, 512), (513, 2, 256)])
+def test_caches_equal_the_law(models: dict[str, Path], name: str, prompt: int, answer: int, step: int) -> None:
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(models[name])
+    geometry = facts_of(models[name]).geometry
+    assert geometry is not None
+    slots = cache_growth.slots_for(prompt + answer, step)
+    expected = kv.cache_bytes(geometry, slots) + gated_delta.state_bytes(geometry)
+    assert sum(cache.nbytes for cache in generated(model, prompt, answer, step)) == expected
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_caches_equal_the_law(models: dict[str, Path], bits: int) -> None:
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(models["qwen3"])
+    geometry = facts_of(models["qwen3"]).geometry
+    assert geometry is not None
+    caches = generated(model, 40, 4, 64, kv_bits=bits, kv_group_size=64)
+    expected = kv.cache_bytes(geometry, cache_growth.slots_for(44, 64), bits, 64)
+    assert sum(cache.nbytes for cache in caches) == expected
+
+
+def test_growth_equals_the_real_cache_on_random_chunks() -> None:
+    from mlx_lm.models.cache import KVCache
+
+    chance = random.Random(20261130)
+    for _ in range(100):
+        chunks = [chance.choice([1, 1, 2, chance.randint(1, 700)]) for _ in range(chance.randint(1, 12))]
+        cache = KVCache()
+        for chunk in chunks:
+            cache.update_and_fetch(mx.zeros((1, 1, chunk, 1)), mx.zeros((1, 1, chunk, 1)))
+        assert cache_growth.capacity_after(chunks) == cache.keys.shape[2], chunks
+
+
+def test_keys_and_values_take_the_width_that_the_weights_promote_to(models: dict[str, Path], tmp_path: Path) -> None:
+    """One float32 norm makes the caches float32: the plan must say so."""
+    from mlx_lm.utils import load_model
+
+    arrays = mx.load(str(models["qwen3"] / "model.safetensors"))
+    widened = {
+        name: array.astype(mx.float32) if name.endswith("input_layernorm.weight") else array
+        for name, array in arrays.items()
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), widened, {"format": "mlx"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen3"]))
+    model, _ = load_model(tmp_path)
+    geometry = facts_of(tmp_path).geometry
+    assert geometry is not None
+    assert geometry.activation_bytes == 4
+    expected = kv.cache_bytes(geometry, cache_growth.slots_for(12, 64))
+    assert sum(cache.nbytes for cache in generated(model, 10, 2, 64)) == expected

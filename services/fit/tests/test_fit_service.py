@@ -1,0 +1,338 @@
+"""The service over a real channel: answers, refusals with code and reason, and a ledger that is there or not."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import timestamp_pb2
+from safetensors.numpy import save_file
+from weighbridge_common.server import start_server
+from weighbridge_fit.service import build
+from weighbridge_fit.settings import FitSettings
+from weighbridge_proto.channel import open_channel
+from weighbridge_proto.errors import RpcFailure
+from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
+from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2, weights_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
+
+GIB = 1 << 30
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
+    """A ledger that owns a CPU machine of 4 GiB and knows what it is told. A what-if machine's ceiling is its RAM."""
+
+    def __init__(self) -> None:
+        self.observations: list[lease_pb2.Observation] = []
+        self.asked: list[Any] = []
+        self.outcome = lease_pb2.OUTCOME_NOW
+
+    async def GetCapacity(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        what_if = request.HasField("machine")
+        size = request.machine.ram_bytes if what_if else 4 * GIB
+        ceiling = machine_pb2.Ceiling(automatic_bytes=size, effective_bytes=size)
+        pool = request.machine.pool or machine_pb2.POOL_KIND_CPU
+        capacity = machine_pb2.Capacity(pool=pool, total_ram_bytes=size, host=ceiling, total=ceiling)
+        return ledger_service_pb2.GetCapacityResponse(capacity=capacity)
+
+    async def ListObservations(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return ledger_service_pb2.ListObservationsResponse(observations=self.observations)
+
+    async def Admit(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        assert request.validate_only
+        self.asked.append(request)
+        preview = ledger_service_pb2.AdmitPreview(outcome=self.outcome, would_evict_lease_ids=["l1"])
+        yield ledger_service_pb2.AdmitResponse(preview=preview)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[FakeLedger]:
+    server = grpc.aio.server()
+    fake = FakeLedger()
+    ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server(fake, server)
+    server.add_insecure_port(f"unix:{tmp_path}/ledger.sock")
+    await server.start()
+    yield fake
+    await server.stop(None)
+
+
+@pytest.fixture
+async def fit(tmp_path: Path, model: Path) -> AsyncIterator[Any]:
+    settings = FitSettings(
+        listen=f"unix:{tmp_path}/fit.sock",
+        models_root=model.parent,
+        ledger_target=f"unix:{tmp_path}/ledger.sock",
+        ledger_timeout_s=5.0,
+    )
+    async with await start_server(settings, "fit", build) as running, open_channel(running.target) as channel:
+        yield fit_service_pb2_grpc.FitServiceStub(channel)
+
+
+TINY = weights_pb2.ModelRef(path="tiny")
+
+
+def at(path: str) -> weights_pb2.ModelRef:
+    return weights_pb2.ModelRef(path=path)
+
+
+def chat(context: int = 0, slots: int = 0) -> plan_pb2.Workload:
+    return plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=context, slots=slots))
+
+
+def cpu(size: int) -> machine_pb2.Machine:
+    return machine_pb2.Machine(pool=machine_pb2.POOL_KIND_CPU, ram_bytes=size)
+
+
+async def refusal(call: Any) -> RpcFailure:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return RpcFailure.from_rpc_error(caught.value)
+
+
+async def test_weights_are_described_without_a_ledger(fit: Any, model: Path) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    assert (facts.name, facts.tensor_bytes, facts.tensor_count) == ("tiny", 8192, 1)
+    assert facts.format == weights_pb2.WEIGHT_FORMAT_SAFETENSORS
+    assert facts.file_bytes == (model / "model.safetensors").stat().st_size
+    assert (facts.architecture, facts.geometry.kv_heads, len(facts.geometry.layers)) == ("qwen3", 2, 2)
+    assert len(facts.model_digest) == 64
+
+
+async def test_a_plan_says_everything_about_a_launch(fit: Any, ledger: FakeLedger, model: Path) -> None:
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=TINY))
+    total = plan.requirement.total
+    assert total.low_bytes <= total.expected_bytes <= total.high_bytes
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_RUNS
+    assert plan.claim.host_bytes == total.expected_bytes
+    assert plan.claim.host_bytes + plan.claim.optional_host_bytes == total.high_bytes
+    assert plan.launch.mlx.weight_bytes == 8192
+    assert plan.launch.mlx.context_tokens == plan.workload.chat.context_tokens == 4096
+    assert plan.launch.mlx.prefill_step_tokens == plan.options.mlx.prefill_step_tokens == 512
+    assert plan.engine_kind == plan_pb2.ENGINE_KIND_MLX
+    assert plan.capacity.total.effective_bytes == 4 * GIB
+    assert plan.resolved_path == str(model)
+    assert not plan.HasField("observations")
+    assert plan.availability == pb.AVAILABILITY_UNSPECIFIED
+    kv = next(line for line in plan.requirement.lines if line.component == "kv_cache")
+    assert kv.low_bytes == 2 * 2 * 2 * 64 * 2 * 4096
+
+
+async def test_facts_given_inline_are_planned_like_the_files(fit: Any, ledger: FakeLedger) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    from_disk = await fit.PlanModel(pb.PlanModelRequest(model=TINY))
+    inline = await fit.PlanModel(pb.PlanModelRequest(model=weights_pb2.ModelRef(facts=facts)))
+    assert inline.resolved_path == ""
+    inline.resolved_path = from_disk.resolved_path
+    assert inline == from_disk
+
+
+async def test_a_what_if_machine_is_priced_by_the_ledger_and_sees_no_observations(fit: Any, ledger: FakeLedger) -> None:
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=TINY, machine=cpu(64 << 20), check_current_leases=True))
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN
+    assert plan.assessment.reason_code == "EXCEEDS_CAPACITY"
+    assert plan.assessment.help
+    assert plan.claim.host_bytes > 64 << 20
+    assert [type(request).__name__ for request in ledger.asked] == ["GetCapacityRequest"]
+    same = await fit.PlanModel(pb.PlanModelRequest(model=TINY, machine=cpu(4 * GIB)))
+    own = await fit.PlanModel(pb.PlanModelRequest(model=TINY))
+    assert same == own
+
+
+async def test_three_observations_move_the_expected_figure(fit: Any, ledger: FakeLedger) -> None:
+    before = await fit.PlanModel(pb.PlanModelRequest(model=TINY, engine_build="b1"))
+    asked = ledger.asked[-1]
+    assert (asked.model_digest, asked.engine_build, asked.shape) == (before.model_digest, "b1", before.shape)
+    peak = before.requirement.total.expected_bytes + 1_000_000
+    ledger.observations = [
+        lease_pb2.Observation(peak_bytes=peak - number, observe_time=timestamp_pb2.Timestamp(seconds=100 + number))
+        for number in range(3)
+    ]
+    after = await fit.PlanModel(pb.PlanModelRequest(model=TINY, engine_build="b1"))
+    assert after.requirement.total.expected_bytes == round(peak * 1.03)
+    assert after.requirement.total.low_bytes == before.requirement.total.low_bytes
+    assert (after.observations.count, after.observations.p95_peak_bytes) == (3, peak)
+    assert after.observations.latest_time.seconds == 102
+    assert after.claim.source == requirement_pb2.FIGURE_SOURCE_MEASURED
+
+
+async def test_the_leases_of_this_moment_are_asked_for(fit: Any, ledger: FakeLedger) -> None:
+    ledger.outcome = lease_pb2.OUTCOME_AFTER_EVICTION
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=TINY, check_current_leases=True))
+    assert plan.availability == pb.AVAILABILITY_AFTER_EVICTION
+    assert plan.would_evict_lease_ids == ["l1"]
+    assert ledger.asked[-1].claim == plan.claim
+
+
+async def test_without_a_ledger_a_plan_says_so(fit: Any) -> None:
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=TINY)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEDGER_UNREACHABLE")
+    assert failure.retry_after_s is not None
+
+
+@pytest.mark.parametrize("reference", ["absent", "../outside", "/etc", "/etc/hostname", ""])
+async def test_absent_and_forbidden_models_look_alike(fit: Any, reference: str) -> None:
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at(reference))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+    assert failure.message == f"There is no model {reference!r} under the models root."
+    assert failure.metadata == {}
+
+
+async def test_an_unknown_catalogue_id_is_not_found(fit: Any) -> None:
+    request = pb.DescribeWeightsRequest(model=weights_pb2.ModelRef(catalog_id="qwen"))
+    failure = await refusal(fit.DescribeWeights(request))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("four.gguf", b"GGUF", "MALFORMED_WEIGHTS"),
+        ("four.safetensors", b"\x01\x02\x03\x04", "MALFORMED_WEIGHTS"),
+        ("absurd.gguf", b"GGUF\x03\0\0\0" + b"\xff" * 16, "MALFORMED_WEIGHTS"),
+        ("model.ckpt", b"PK\x03\x04" + bytes(30), "UNSUPPORTED_FORMAT"),
+        ("old.gguf", b"GGUF\x01\0\0\0" + bytes(16), "UNSUPPORTED_FORMAT"),
+    ],
+)
+async def test_malformed_files_name_file_and_cause(
+    fit: Any, model: Path, name: str, content: bytes, reason: str
+) -> None:
+    (model.parent / name).write_bytes(content)
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at(name))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert failure.metadata["file"] == name
+    assert failure.metadata["cause"]
+    assert name in failure.message
+    assert str(model.parent) not in failure.message, "paths of this machine stay here"
+
+
+async def test_a_truncated_file_says_where_it_ends(fit: Any, model: Path) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[:-100])
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY)))
+    assert failure.reason == "MALFORMED_WEIGHTS"
+    assert failure.metadata == {"file": "model.safetensors", "cause": "TRUNCATED", "offset": str(len(whole) - 100)}
+
+
+async def test_a_malformed_config_names_the_field(fit: Any, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": "two"}))
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY)))
+    assert (failure.reason, failure.metadata["file"]) == ("MALFORMED_CONFIG", "config.json")
+    assert "num_hidden_layers" in failure.message
+
+
+MLX = plan_pb2.EngineOptions
+BAD_REQUESTS = [
+    ({"workload": chat(context=8193)}, "CONTEXT_TOO_LONG", "workload.chat.context_tokens"),
+    ({"workload": chat(context=-5)}, "INVALID_OPTION", "workload.chat.context_tokens"),
+    ({"workload": chat(slots=1000)}, "INVALID_OPTION", "workload.chat.slots"),
+    ({"options": MLX(mlx=plan_pb2.MlxOptions(kv_bits=5))}, "INVALID_OPTION", "options.mlx.kv_bits"),
+    ({"options": MLX(mlx=plan_pb2.MlxOptions(kv_bits=0))}, "INVALID_OPTION", "options.mlx.kv_bits"),
+    (
+        {"options": MLX(sd=plan_pb2.SdOptions()), "engine_kind": plan_pb2.ENGINE_KIND_MLX},
+        "INVALID_OPTION",
+        "options",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason", "field"), BAD_REQUESTS)
+async def test_requests_that_cannot_be_planned_name_the_field(
+    fit: Any, ledger: FakeLedger, fields: dict[str, Any], reason: str, field: str
+) -> None:
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=TINY, **fields)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+    assert [name for name, _ in failure.field_violations] == [field]
+
+
+async def test_other_architectures_are_refused_by_name(fit: Any, ledger: FakeLedger, model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "mamba"}))
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=TINY)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
+    assert "mamba" in failure.message
+
+
+async def test_a_request_without_a_model_is_refused(fit: Any) -> None:
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest()))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MODEL_MISSING")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"tensor_bytes": 0}, "model.facts.tensor_bytes"),
+        ({"tensor_bytes": -1}, "model.facts.tensor_bytes"),
+        ({"tensor_bytes": 5}, "model.facts.components"),
+        ({"file_bytes": -1}, "model.facts.file_bytes"),
+        ({"geometry": weights_pb2.ModelGeometry(hidden_size=-1)}, "model.facts.geometry.hidden_size"),
+        ({"geometry": weights_pb2.ModelGeometry(layers=[4])}, "model.facts.geometry.layers"),
+    ],
+)
+async def test_inline_facts_that_no_file_could_have_are_refused(
+    fit: Any, ledger: FakeLedger, changes: dict[str, Any], field: str
+) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    for name in changes:
+        facts.ClearField(name)
+    facts.MergeFrom(weights_pb2.WeightFacts(**changes))
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=weights_pb2.ModelRef(facts=facts))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FACTS")
+    assert failure.field_violations[0][0] == field
+
+
+async def test_the_largest_context_comes_with_its_plan(fit: Any, ledger: FakeLedger) -> None:
+    whole = await fit.SolveContext(pb.SolveContextRequest(model=TINY))
+    assert whole.context_tokens == whole.plan.workload.chat.context_tokens == 8192
+    small = await fit.SolveContext(pb.SolveContextRequest(model=TINY, slots=4, machine=cpu(192 << 20)))
+    assert 0 < small.context_tokens < 8192
+    assert small.plan.workload.chat.slots == 4
+    assert small.plan.assessment.verdict == requirement_pb2.VERDICT_RUNS
+    failure = await refusal(fit.SolveContext(pb.SolveContextRequest(model=TINY, machine=cpu(64 << 20))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_WONT_RUN")
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_"),
+    [
+        ("ListFits", pb.ListFitsRequest()),
+        ("CheckPull", pb.CheckPullRequest()),
+        ("ListModels", pb.ListModelsRequest()),
+        ("GetModel", pb.GetModelRequest()),
+        ("SolveSize", pb.SolveSizeRequest()),
+        ("PlanModel", pb.PlanModelRequest(model=TINY, engine_kind=plan_pb2.ENGINE_KIND_SD)),
+        ("PlanModel", pb.PlanModelRequest(model=TINY, options=MLX(ds4=plan_pb2.Ds4Options()))),
+        ("PlanModel", pb.PlanModelRequest(model=TINY, options=MLX(mlx=plan_pb2.MlxOptions(draft_model="d")))),
+        ("PlanModel", pb.PlanModelRequest(model=TINY, options=MLX(mlx=plan_pb2.MlxOptions(adapters=["a"])))),
+        ("PlanModel", pb.PlanModelRequest(model=TINY, workload=plan_pb2.Workload(image=plan_pb2.ImageWorkload()))),
+    ],
+)
+async def test_what_comes_later_says_so(fit: Any, rpc: str, request_: Any) -> None:
+    failure = await refusal(getattr(fit, rpc)(request_))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_YET_IMPLEMENTED")
