@@ -63,6 +63,7 @@ class Runtime(runtime_service_pb2_grpc.RuntimeServiceServicer):
             for number in range(3):
                 yield pb.GenerateResponse(delta=chat_pb.ChatDelta(text=f"t{number} busy={self.busy} "))
                 if prompt == "crash":
+                    await asyncio.sleep(0.1)  # so that what was written is on its way
                     os.kill(os.getpid(), signal.SIGKILL)
                 if prompt == "endless":
                     print("answering", flush=True)

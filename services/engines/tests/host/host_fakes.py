@@ -374,7 +374,7 @@ def kinds(events):
 
 
 class ManualClock:
-    """A clock that moves when told; sleepers wake when their time has come."""
+    """A clock that moves when told; sleepers wake when their time has come. Retries of a second or less just pass."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -384,7 +384,8 @@ class ManualClock:
         return Clock(monotonic=lambda: self.now_s, wall=lambda: 1_800_000_000.0 + self.now_s, sleep=self._sleep)
 
     async def _sleep(self, seconds):
-        if seconds <= 0:
+        if seconds <= 1:
+            await asyncio.sleep(seconds)
             return
         future = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now_s + seconds, future))

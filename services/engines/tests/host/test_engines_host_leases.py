@@ -145,6 +145,7 @@ async def test_the_watchdog_refuses_new_work_and_then_kills(run_dir):
 async def test_an_idle_model_is_unloaded_when_its_time_has_come(run_dir):
     time_s = ManualClock()
     async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=60) as suite:
+        suite.ledger.term_s = 1e6
         await suite.load_all()
         engine = await suite.get()
         assert engine.model.idle_unload_time.seconds - engine.model.ready_time.seconds == 60
@@ -161,6 +162,7 @@ async def test_an_idle_model_is_unloaded_when_its_time_has_come(run_dir):
 async def test_a_busy_or_pinned_model_is_not_idle(run_dir):
     time_s = ManualClock()
     async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=60) as suite:
+        suite.ledger.term_s = 1e6
         call = suite.chat("endless")
         await until_event(call, "delta")
         time_s.advance(1000)

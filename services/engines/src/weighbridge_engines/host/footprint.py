@@ -8,8 +8,8 @@ from enum import Enum
 from weighbridge_common import processes
 from weighbridge_proto.memory.v1 import process_pb2
 
-REFUSE_FRACTION = 1.10
-KILL_FRACTION = 1.25
+REFUSE_PERCENT = 110
+KILL_PERCENT = 125
 """Design, engines: at 110 % of the grant no new work, at 125 % the engine is killed."""
 
 
@@ -23,9 +23,10 @@ class FootprintVerdict(Enum):
 
 def judge(footprint_bytes: int, grant_bytes: int) -> FootprintVerdict:
     """What follows from holding ``footprint_bytes`` under a grant; without a grant on the host nothing is bounded."""
-    if grant_bytes <= 0 or footprint_bytes < REFUSE_FRACTION * grant_bytes:
+    percent = 100 * footprint_bytes // grant_bytes if grant_bytes > 0 else 0
+    if percent < REFUSE_PERCENT:
         return FootprintVerdict.WITHIN
-    return FootprintVerdict.KILL if footprint_bytes >= KILL_FRACTION * grant_bytes else FootprintVerdict.NO_NEW_WORK
+    return FootprintVerdict.NO_NEW_WORK if percent < KILL_PERCENT else FootprintVerdict.KILL
 
 
 @dataclass(frozen=True)
