@@ -22,7 +22,8 @@ PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 """Bounds that the conventions give."""
 
 LOAD_BUCKETS_S = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-ERROR_BUCKETS = (-0.5, -0.25, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+# Around 1, where estimate and measurement agree. A ratio, not a difference: a histogram takes no negative value.
+ESTIMATE_BUCKETS = (0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
 
 
 @dataclass
@@ -63,9 +64,9 @@ class HostMetrics:
             "weighbridge.engine.load.duration", "s", "Time from start of the process to ready.",
             explicit_bucket_boundaries_advisory=LOAD_BUCKETS_S,
         )  # fmt: skip
-        self._error = meter.create_histogram(
-            "weighbridge.engine.estimate.error", "1", "Measured peak over planned peak, less one.",
-            explicit_bucket_boundaries_advisory=ERROR_BUCKETS,
+        self._estimate = meter.create_histogram(
+            "weighbridge.engine.estimate.ratio", "1", "Measured peak over planned peak.",
+            explicit_bucket_boundaries_advisory=ESTIMATE_BUCKETS,
         )  # fmt: skip
 
     def loaded(self, model_name: str, seconds: float) -> None:
@@ -75,7 +76,7 @@ class HostMetrics:
     def peaked(self, model_name: str, planned_bytes: int, peak_bytes: int) -> None:
         """A model was unloaded, having held ``peak_bytes``."""
         if planned_bytes > 0 and peak_bytes > 0:
-            self._error.record(peak_bytes / planned_bytes - 1, {**self._kind, REQUEST_MODEL: model_name})
+            self._estimate.record(peak_bytes / planned_bytes, {**self._kind, REQUEST_MODEL: model_name})
 
     def answered(
         self, model_name: str, measure: ChatMeasure, now_s: float, usage: chat_pb.Usage | None, error_type: str | None
