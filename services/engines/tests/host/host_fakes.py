@@ -122,9 +122,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
             lease.state = lease_pb2.LEASE_STATE_GRANTED
             lease.charge.host_bytes = request.claim.host_bytes
             secret = self.secrets[lease.lease_id] = uuid.uuid4().hex
-            yield ledger_service_pb2.AdmitResponse(
-                granted=ledger_service_pb2.AdmitGranted(lease=lease, secret=secret)
-            )
+            yield ledger_service_pb2.AdmitResponse(granted=ledger_service_pb2.AdmitGranted(lease=lease, secret=secret))
             while lease.state == lease_pb2.LEASE_STATE_GRANTED:
                 await asyncio.sleep(0.005)
         finally:
@@ -230,9 +228,7 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
         )
         plan.launch.mlx.slots = self.slots
         plan.requirement.total.expected_bytes = CLAIM_BYTES
-        plan.assessment.verdict = (
-            requirement_pb2.VERDICT_WONT_RUN if name == "huge" else requirement_pb2.VERDICT_RUNS
-        )
+        plan.assessment.verdict = requirement_pb2.VERDICT_WONT_RUN if name == "huge" else requirement_pb2.VERDICT_RUNS
         plan.assessment.reason = "It fits." if name != "huge" else "It needs 900 GiB."
         return plan
 
@@ -254,7 +250,8 @@ class Suite:
         self._ledger_server = await self._start_ledger()
         self._fit_server = await start_server(self._plain, "fit", self._build_fit)
         settings = EngineSettings(
-            run_dir=str(self.run_dir), **{"stop_grace_s": 1.0, "footprint_period_s": 0.02, "grace_s": 5, **self._settings}
+            run_dir=str(self.run_dir),
+            **{"stop_grace_s": 1.0, "footprint_period_s": 0.02, "grace_s": 5, **self._settings},
         )
         kind = MlxKind(
             command=(sys.executable, str(FAKE_RUNTIME)), environ={"FAKE_RUNTIME": json.dumps(self.behaviour)}
@@ -285,9 +282,7 @@ class Suite:
     @property
     def engine_pids(self):
         """Guards and engines that leases name and that live."""
-        return [
-            p.pid for lease in self.ledger.leases.values() for p in lease.engine_processes if process_exists(p.pid)
-        ]
+        return [p.pid for lease in self.ledger.leases.values() for p in lease.engine_processes if process_exists(p.pid)]
 
     def load(self, name="a", **fields):
         return self.engine.LoadModel(
@@ -398,5 +393,3 @@ class ManualClock:
         for _, future in due:
             if not future.done():
                 future.set_result(None)
-
-

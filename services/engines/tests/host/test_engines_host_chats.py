@@ -139,10 +139,7 @@ async def test_an_engine_that_ignores_sigterm_is_killed(run_dir):
 async def test_the_log_splits_progress_bars_and_can_be_followed(run_dir):
     async with Suite(run_dir) as suite:
         await suite.load_all()
-        tail = [
-            line.line
-            async for line in suite.engine.TailLog(engine_service_pb2.TailLogRequest())
-        ]
+        tail = [line.line async for line in suite.engine.TailLog(engine_service_pb2.TailLogRequest())]
         assert tail[:4] == ["loading", " 50%", "100%", "serving"]
         following = suite.engine.TailLog(engine_service_pb2.TailLogRequest(max_lines=1, follow=True))
         assert (await following.read()).line == "serving"

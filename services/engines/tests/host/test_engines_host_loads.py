@@ -86,7 +86,9 @@ async def test_cancelled_while_activating_releases_what_may_have_been_activated(
         await suite.nothing_left()
 
 
-@pytest.mark.parametrize("behaviour", [{"never_ready": True}, {"hang_in_load": True}, {"never_ready": True, "ignore_term": True}])
+@pytest.mark.parametrize(
+    "behaviour", [{"never_ready": True}, {"hang_in_load": True}, {"never_ready": True, "ignore_term": True}]
+)
 async def test_cancelled_while_starting_leaves_neither_process_nor_lease(run_dir, behaviour):
     async with Suite(run_dir, behaviour, stop_grace_s=0.2) as suite:
         call = suite.load("a")
