@@ -1,5 +1,7 @@
 """A runtime that holds no model: speaks RuntimeService, and misbehaves as FAKE_RUNTIME (JSON) or a prompt says."""
 
+# ruff: noqa: N802 # rpcs are named as in the contract
+
 import asyncio
 import json
 import os

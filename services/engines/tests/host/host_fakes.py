@@ -1,5 +1,7 @@
 """A ledger and a fit over real channels, for tests of an engine host; and one suite of it all."""
 
+# ruff: noqa: N802, ASYNC110 # rpcs are named as in the contract; tests poll
+
 import asyncio
 import contextlib
 import json
