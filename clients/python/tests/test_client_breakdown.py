@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from weighbridge.breakdown import add_up, apportion, figures
+from weighbridge.breakdown import add_up, figures
 from weighbridge_proto.memory.v1 import requirement_pb2
 
-GIB = 1 << 30
+MIB = 1 << 20
 
 PHASES = ("resident", "prefill", "decode")
 AMOUNT = st.integers(min_value=0, max_value=1 << 42)
@@ -43,37 +43,28 @@ def test_nothing_adds_up_to_nothing() -> None:
     assert figures([]).total == ("0.00", "0.00", "0.00")
 
 
-@given(st.lists(AMOUNT, max_size=12), st.integers(min_value=1, max_value=1 << 31))
-def test_rounded_parts_add_up_to_their_rounded_sum(parts: list[int], unit: int) -> None:
-    shown = apportion(parts, unit)
-    # A rounded sum is within half a unit of the exact one, and no part is off by a unit or more.
-    assert abs(sum(shown) * unit - sum(parts)) * 2 <= unit
-    for part, whole in zip(parts, shown, strict=True):
-        assert abs(whole * unit - part) < unit
-
-
 @given(LINES)
 def test_the_shown_figures_add_up_by_hand(lines: list[requirement_pb2.RequirementLine]) -> None:
     shown = figures(lines)
     exact = add_up(lines)
-    unit = GIB if shown.unit_name == "GiB" else 1 << 20
     for column in range(3):
-        resident = [
-            hundredths(row[column]) for row, of in zip(shown.lines, lines, strict=True) if of.phase == "resident"
-        ]
-        assert sum(resident) == hundredths(shown.resident[column])
-        phases = {
-            phase: sum(hundredths(row[column]) for row, of in zip(shown.lines, lines, strict=True) if of.phase == phase)
-            for phase in exact.phases
-        }
-        assert max(phases.values(), default=0) == hundredths(shown.largest_phase[column])
-        assert hundredths(shown.resident[column]) + hundredths(shown.largest_phase[column]) == hundredths(
-            shown.total[column]
-        )
-        assert abs(hundredths(shown.total[column]) * unit - exact.total[column] * 100) <= unit
+        rows = [(of.phase, hundredths(row[column])) for row, of in zip(shown.lines, lines, strict=True)]
+        resident = sum(figure for phase, figure in rows if phase == "resident")
+        phases = [sum(figure for phase, figure in rows if phase == one) for one in exact.phases]
+        assert hundredths(shown.resident[column]) == resident
+        assert hundredths(shown.largest_phase[column]) == max(phases, default=0)
+        assert hundredths(shown.total[column]) == resident + max(phases, default=0)
+        # Half a hundredth of a MiB for each line, in bytes times 100.
+        assert abs(hundredths(shown.total[column]) * MIB - exact.total[column] * 100) <= len(lines) * MIB / 2
 
 
-def test_every_figure_is_in_one_unit() -> None:
-    assert figures([line("resident", 1, 1, 9 * GIB)]).unit_name == "MiB"
-    large = figures([line("resident", GIB, 2 * GIB, 10 * GIB)])
-    assert (large.unit_name, large.total) == ("GiB", ("1.00", "2.00", "10.00"))
+@given(AMOUNT, AMOUNT)
+def test_equal_amounts_look_equal_and_smaller_ones_not_larger(left: int, right: int) -> None:
+    (shown,) = figures([line("resident", min(left, right), max(left, right), max(left, right))]).lines
+    assert hundredths(shown[0]) <= hundredths(shown[1])
+    assert shown[1] == shown[2]
+
+
+def test_figures_are_mib_with_two_decimals() -> None:
+    shown = figures([line("resident", MIB, 3 * MIB // 2, 10 * 1024 * MIB)])
+    assert shown.total == ("1.00", "1.50", "10,240.00")

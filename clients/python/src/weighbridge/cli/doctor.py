@@ -53,7 +53,7 @@ async def _with_machine(checks: list[Check]) -> list[Check]:
         async with own_suite() as suite:
             return [*others, *check_machine((await suite.capacity()).capacity)]
     except (CommandError, CallError) as failed:
-        return [*others, Check("machine", State.BROKEN, str(failed), "weighbridge capacity")]
+        return [*others, Check("machine", State.BROKEN, str(failed), "correct what is said of the machine")]
 
 
 def _print(checks: list[Check], step: str) -> None:

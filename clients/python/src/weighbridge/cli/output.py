@@ -48,5 +48,5 @@ def print_failure(failure: RpcFailure, *, json_output: bool) -> None:
     for _, text in failure.quota_violations:
         if text and text not in failure.message:
             say(f"  {text}")
-    if failure.retry_after_s is not None:
+    if failure.retry_after_s is not None and failure.retry_after_s >= 1:
         say(f"  Try again in {failure.retry_after_s:.0f} s.")

@@ -111,7 +111,7 @@ def print_requirement(to: Console, requirement: requirement_pb2.Requirement) -> 
     for column in ("component", "phase", "place"):
         table.add_column(column)
     for column in ("low", "expected", "high"):
-        table.add_column(f"{column} {shown.unit_name}", justify="right", no_wrap=True)
+        table.add_column(f"{column} MiB", justify="right", no_wrap=True)
     table.add_column("source")
     table.add_column("basis", overflow="fold")
     for line, (low, expected, high) in zip(requirement.lines, shown.lines, strict=True):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.tree import Tree
 from weighbridge_proto import targets
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
-from weighbridge_proto.fit.v1 import fit_service_pb2, weights_pb2
+from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge.cli.load_display import load_line
@@ -40,6 +40,10 @@ from weighbridge.telemetry import root_span, tracing
 QUESTION = "What is the capital of France?"
 ANSWER = "Paris"
 MAX_ANSWER_TOKENS = 64
+WORKLOAD = plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=256, slots=1))
+"""One slab of MLX's key/value cache (256 tokens), so that a short question holds what the plan reckons with, and the
+measured peak can be set beside the planned one."""
+
 ENGINE = "mlx"
 
 OBSERVATION_PATIENCE_S = 10.0
@@ -120,7 +124,7 @@ class Demo:
         print_facts(self._out, (await suite.describe_weights(model)).facts)
 
         self._heading("Will it run here?")
-        plan = await suite.plan_model(model)
+        plan = await suite.plan_model(model, workload=WORKLOAD)
         print_plan(self._out, plan)
         self.problems += check_sums(plan.requirement) + check_verdict(plan.assessment)
 
@@ -148,7 +152,7 @@ class Demo:
     async def _load(self, suite: Suite, model: weights_pb2.ModelRef) -> engine_service_pb2.Engine:
         engine = engine_service_pb2.Engine()
         last = ""
-        async for event in suite.engine(ENGINE).load(model):
+        async for event in suite.engine(ENGINE).load(model, workload=WORKLOAD):
             line = load_line(event)
             if line and line != last:
                 self._out.print(line)
@@ -164,6 +168,7 @@ class Demo:
             messages=[chat_message(chat_service_pb2.ROLE_USER, QUESTION)],
             sampling=chat_service_pb2.Sampling(temperature=0.0),
             max_output_tokens=MAX_ANSWER_TOKENS,
+            workload=WORKLOAD,
         )
         text = ""
         async for event in suite.engine(ENGINE).chat(request):
