@@ -112,6 +112,10 @@ def test_a_run_folder_that_others_may_open_is_refused(short_dir: Path) -> None:
 # ---- processes
 
 
+def last_pid(folder: Path, name: str) -> str:
+    return (folder / "logs" / f"{name}.log").read_text().splitlines()[1].split()[-1]
+
+
 async def test_services_start_in_order_and_stop_in_reverse_leaving_nothing(short_dir: Path) -> None:
     lines: list[str] = []
     services = [spec("ledger", 2), spec("fit", 1), spec("engine-mlx", 0)]
@@ -163,7 +167,8 @@ async def test_a_service_that_ends_at_its_start_is_named_with_its_last_words(sho
     with pytest.raises(StartFailedError) as failed:
         await suite.start()
     assert "fit ended with exit code 7" in str(failed.value)
-    assert "the disk is full" in str(failed.value)
+    assert failed.value.status == 7
+    assert str(failed.value).splitlines()[1:] == [f"  fit starts as {last_pid(short_dir, 'fit')}", "  the disk is full"]
     assert [process.pid for process in suite.processes] == [None, None], "what had started is stopped"
     assert not is_supervised(short_dir)
 

@@ -13,7 +13,7 @@ from weighbridge.cli.output import say
 from weighbridge.cli.running import CommandError, run_command
 from weighbridge.failures import ExitCode
 from weighbridge.supervision.lock import SuiteRunningError
-from weighbridge.supervision.process import StartFailedError
+from weighbridge.supervision.process import WRONG_SETTINGS, StartFailedError
 from weighbridge.supervision.services import ENGINE_KINDS, MissingServiceError, ServiceSpec, suite_services
 from weighbridge.supervision.suite import RunningSuite, SuiteBrokenError
 
@@ -92,7 +92,10 @@ async def keep_up(
         await asyncio.wait({running})
         if not running.cancelled():
             running.result()
-    except (SuiteRunningError, StartFailedError, SuiteBrokenError) as failed:
+    except StartFailedError as failed:
+        code = ExitCode.USAGE if failed.status == WRONG_SETTINGS else ExitCode.FAILED
+        raise CommandError(str(failed), code) from None
+    except (SuiteRunningError, SuiteBrokenError) as failed:
         raise CommandError(str(failed)) from None
     except OSError as failed:
         raise CommandError(f"The suite cannot run in {run_dir}: {failed}") from None

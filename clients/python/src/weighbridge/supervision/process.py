@@ -28,8 +28,19 @@ LOG_LIMIT_BYTES = 16 << 20
 """A log that has grown beyond this is put aside (one generation) before the next start of its service."""
 
 
+WRONG_SETTINGS = 2
+"""Exit code of a service that was started with wrong settings (weighbridge_common.settings)."""
+
+
 class StartFailedError(Exception):
-    """A service did not come up. The text says which, why, and what it printed last."""
+    """A service did not come up. The text says which, why, and what it printed last.
+
+    ``status`` is the exit status of a service that ended by itself, else None.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ServiceProcess:
@@ -60,6 +71,7 @@ class ServiceProcess:
         self._pump: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
         self._lifeline: int | None = None
+        self._log_start = 0
 
     @property
     def lifeline(self) -> int | None:
@@ -87,6 +99,7 @@ class ServiceProcess:
         self._lifeline = our_end
         try:
             with _open_log(self._log) as output:
+                self._log_start = output.tell() if output is not None else 0
                 # Its own session: a Ctrl-C at the terminal reaches `up` alone, which then stops the services in order.
                 # Standard input is the lifeline: its other end closes when this process dies in any way.
                 process = await asyncio.create_subprocess_exec(
@@ -108,7 +121,8 @@ class ServiceProcess:
         try:
             await asyncio.wait({ended, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                raise StartFailedError(f"The service {self.spec.name} {explain_exit(ended.result())}.{self._tail()}")
+                status = ended.result()
+                raise StartFailedError(f"The service {self.spec.name} {explain_exit(status)}.{self._tail()}", status)
             if not healthy.done():
                 raise StartFailedError(
                     f"The service {self.spec.name} did not serve within {timeout_s:.0f} s.{self._tail()}"
@@ -194,11 +208,12 @@ class ServiceProcess:
         else:
             try:
                 with self._log.open("rb") as log:
-                    log.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
+                    # Of this life only: what an earlier one printed explains nothing.
+                    log.seek(max(self._log_start, self._log.stat().st_size - LOG_TAIL_BYTES))
                     lines = log.read().decode("utf-8", "replace").splitlines()[-10:]
             except OSError:
                 lines = []
-        return "".join(f"\n  {line}" for line in ["", *lines]) if lines else ""
+        return "".join(f"\n  {line}" for line in lines)
 
 
 def explain_exit(status: int) -> str:
