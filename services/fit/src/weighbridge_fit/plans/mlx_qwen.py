@@ -202,18 +202,11 @@ def _phase_lines(geometry: ModelGeometry, shape: MlxShape, calibration: Calibrat
         lines.append(
             Line("widened_weights", Phase.DECODE, Range.exactly(widened), Source.DERIVED, basis, Range.exactly(widened))
         )
-    prefill = sum(entry.bytes.expected for entry in lines if entry.phase is Phase.PREFILL)
-    kept = Range(0, min(shape.allocator_cache_bytes, prefill), shape.allocator_cache_bytes)
-    cache = calibration["allocator_cache_bytes"]
-    lines.append(
-        Line(
-            "allocator_cache",
-            Phase.DECODE,
-            kept,
-            Source.DERIVED,
-            f"freed prefill buffers up to the limit; {cache.basis}",
-        )
-    )
+    # generate_step empties the cache after each prefill chunk, so what it keeps are buffers of the size decoding frees.
+    decode = sum(entry.bytes.expected for entry in lines if entry.phase is Phase.DECODE)
+    kept = Range(0, min(shape.allocator_cache_bytes, decode), shape.allocator_cache_bytes)
+    basis = f"freed decode buffers, at most the limit; {calibration['allocator_cache_bytes'].basis}"
+    lines.append(Line("allocator_cache", Phase.DECODE, kept, Source.DERIVED, basis))
     return [_with_buffer(entry) for entry in lines if entry.bytes.high]
 
 
