@@ -308,3 +308,17 @@ def test_fuzz_mutated_files_give_facts_or_our_error(content: bytes) -> None:
 def test_fuzz_arbitrary_bytes_after_the_magic(content: bytes) -> None:
     with contextlib.suppress(WeightError):
         reading(b"GGUF\x03\0\0\0" + content)
+
+
+def test_what_is_kept_of_metadata_is_bounded_as_a_whole() -> None:
+    block = array(6, 4096, bytes(4 * 4096))  # 16 KiB of floats, short enough to be kept alone
+    header = reading(file_of([pair(f"k{index}", ARRAY, block) for index in range(100)]))
+    assert len(header.metadata) == (1 << 20) // (16 << 10)
+    assert len(header.arrays) == 100, "the others are checked and counted"
+
+
+@pytest.mark.parametrize("counts", [(0, 20_000), (140_000, 0)])
+def test_more_keys_or_tensors_than_any_model_has_are_refused_before_they_are_read(counts: tuple[int, int]) -> None:
+    with pytest.raises(WeightError) as caught:
+        reading(file_of(counts=counts, data=8 << 20))
+    assert caught.value.reason is WeightReason.HEADER_TOO_LARGE

@@ -29,6 +29,11 @@ MAX_NAME_BYTES = (1 << 16) - 1
 MAX_KEPT_STRING_BYTES = 4096
 MAX_KEPT_ARRAY = 4096
 MAX_ARRAY_DEPTH = 4
+# All kept values together, in bytes of the file: as Python objects they take about eight times as much.
+MAX_KEPT_BYTES = 1 << 20
+# Real files have below 100 pairs and 2,000 tensors (experts are stacked); these keep a hostile header's objects small.
+MAX_PAIRS = 1 << 14
+MAX_TENSORS = 1 << 17
 # The least a key-value pair (key length, value type, one byte of value) and a tensor description can take.
 MIN_PAIR_BYTES = 8 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
@@ -68,6 +73,9 @@ def parse(window: Window) -> Header:
     position = _PREAMBLE.size
     _check_count(pair_count, MIN_PAIR_BYTES, position, window.size, "key-value pairs", 16)
     _check_count(tensor_count, MIN_TENSOR_BYTES, position, window.size, "tensors", 8)
+    if pair_count > MAX_PAIRS or tensor_count > MAX_TENSORS:
+        message = f"the file describes {tensor_count} tensors with {pair_count} keys, more than are read"
+        raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=8)
     reader = _PairReader(window, position)
     for _ in range(pair_count):
         reader.read_pair()
@@ -89,6 +97,7 @@ class _PairReader:
         self.metadata: dict[str, Any] = {}
         self.arrays: dict[str, int] = {}
         self._seen: set[str] = set()
+        self._kept_bytes = 0
 
     def read_pair(self) -> None:
         start = self.position
@@ -111,6 +120,13 @@ class _PairReader:
         else:
             self.metadata[key] = self._scalar(kind, key)
 
+    def _keeps(self, size: int) -> bool:
+        """Whether a value of `size` bytes may still be kept; counts it if so."""
+        if self._kept_bytes + size > MAX_KEPT_BYTES:
+            return False
+        self._kept_bytes += size
+        return True
+
     def _unpack(self, form: Struct, what: str) -> tuple[Any, ...]:
         end = self.position + form.size
         self._window.need(end, what)
@@ -132,7 +148,8 @@ class _PairReader:
         _check_count(length, 1, self.position, self._window.size, f"bytes in the string {key!r}", start)
         end = self.position + length
         self._window.need(end, f"the string {key!r}")
-        raw = self._window.data[self.position : end] if length <= MAX_KEPT_STRING_BYTES else None
+        keep = length <= MAX_KEPT_STRING_BYTES and self._keeps(length)
+        raw = self._window.data[self.position : end] if keep else None
         self.position = end
         # Metadata is for people: a broken character in a licence must not hide what the tensors are.
         return None if raw is None else raw.decode("utf-8", "replace")
@@ -161,7 +178,7 @@ class _PairReader:
         end = self.position + count * width
         self._window.need(end, f"the array {key!r}")
         values = None
-        if count <= MAX_KEPT_ARRAY:
+        if count <= MAX_KEPT_ARRAY and self._keeps(count * width):
             values = list(unpack_from(f"<{count}{types.SCALAR_CODES[kind]}", self._window.data, self.position))
         self.position = end
         return count, values
@@ -182,7 +199,11 @@ class _PairReader:
                     break
                 following = position + 8 + unpack(data, position)[0]
                 if kept is not None:
-                    kept.append(data[position + 8 : min(following, position + 8 + MAX_KEPT_STRING_BYTES)])
+                    text = data[position + 8 : min(following, position + 8 + MAX_KEPT_STRING_BYTES)]
+                    if self._keeps(_LENGTH.size + len(text)):
+                        kept.append(text)
+                    else:
+                        kept = None
                 position = following
             left -= batch
             if left and position > held:
