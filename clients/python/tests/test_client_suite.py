@@ -80,6 +80,7 @@ async def test_leaving_a_stream_early_cancels_it_on_the_server(fake_suite: Any) 
         async for event in stream:
             if event.HasField("delta"):
                 break
+        assert await asyncio.to_thread(fake_suite.state.hanging.wait, 10), "the server is at work"
         await stream.aclose()
         assert await asyncio.to_thread(fake_suite.state.cancelled.wait, 10), "the server would compute for nobody"
 
@@ -136,6 +137,7 @@ def test_the_blocking_facade_does_the_same(fake_suite: Any) -> None:
         fake_suite.state.hang_after_answer = True
         for event in suite.chat("mlx", chat_service_pb2.ChatRequest()):
             if event.HasField("delta"):
+                assert fake_suite.state.hanging.wait(10), "the server is at work"
                 break
         assert fake_suite.state.cancelled.wait(10)
         fake_suite.state.failures["GetCapacity"] = RequestError(grpc.StatusCode.INTERNAL, "BROKEN", "no")
