@@ -5,25 +5,18 @@ from pathlib import Path
 import pytest
 from weighbridge.demo.otlp_receiver import OtlpReceiver
 
-from tests.harness import running_suite, wait_until
+from tests.harness import running_suite
 
 pytestmark = pytest.mark.mlx
 
 
-async def test_a_chat_is_one_tree(models_root: Path, demo_model: Path) -> None:
-    import asyncio
-
-    async with OtlpReceiver() as receiver:
-
-        def use() -> None:
-            with running_suite(models_root, WEIGHBRIDGE_OTLP_ENDPOINT=receiver.endpoint) as suite:
-                suite.cli("chat", str(demo_model), "What is the capital of France?")
-                suite.cli("unload", "mlx")
-                assert suite.stop() == 0
-
-        await asyncio.to_thread(use)
+def test_a_chat_is_one_tree(models_root: Path, demo_model: Path) -> None:
+    with OtlpReceiver() as receiver:
+        with running_suite(models_root, WEIGHBRIDGE_OTLP_ENDPOINT=receiver.endpoint) as suite:
+            suite.cli("chat", str(demo_model), "What is the capital of France?")
+            suite.cli("unload", "mlx")
+            assert suite.stop() == 0
         spans = receiver.spans()
-    wait_until(lambda: spans, what="spans")
     chats = [span for span in spans if span.name.endswith("ChatService/Chat") and span.service == "weighbridge-cli"]
     assert len(chats) == 1
     trace = [span for span in spans if span.trace_id == chats[0].trace_id]

@@ -139,12 +139,21 @@ def test_a_load_that_fails_says_why_and_exits_by_the_reason(
 
 
 def test_unload_and_ps(fake_suite: Any) -> None:
-    assert "512.0 MiB given back" in run("unload", "--force").stdout
+    assert "512.0 MiB given back" in run("unload", "mlx", "--force").stdout
     assert fake_suite.state.asked(engine_service_pb2.UnloadModelRequest)[0].force
     listed = run("ps")
     assert listed.exit_code == 0
     assert "mlx-lm 0.32.2" in listed.stdout
-    assert json.loads(run("ps", "--json").stdout.splitlines()[0])["engine"]["state"] == "ENGINE_STATE_READY"
+    assert json.loads(run("ps", "--json").stdout)["engines"][0]["state"] == "ENGINE_STATE_READY"
+
+
+def test_unload_takes_the_only_engine_there_is(fake_suite: Any) -> None:
+    assert run("unload").exit_code == 0
+    assert run("unload", "abacus").exit_code == 2
+    (fake_suite.run_dir / "engine-sd.sock").touch()
+    several = run("unload")
+    assert several.exit_code == 1
+    assert "unload mlx|sd" in several.stderr
 
 
 def test_chat_puts_the_answer_alone_on_stdout(fake_suite: Any) -> None:

@@ -21,6 +21,10 @@ ENGINE_KIND_OF_NAME = {
 }
 
 
+ENGINE_CHOICE = click.Choice(["mlx", "sd", "ds4"])
+"""The engines that can load a model."""
+
+
 class MachineParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
     """``unified:64``, ``discrete:64+24``, ``cpu:32``."""
 
@@ -69,9 +73,7 @@ def machine_option(command: F) -> F:
 
 def engine_option(command: F) -> F:
     """``--engine``: which engine service."""
-    return click.option(
-        "--engine", type=click.Choice(["mlx", "sd", "ds4"]), help="The engine. Default: as the model needs."
-    )(command)
+    return click.option("--engine", type=ENGINE_CHOICE, help="The engine. Default: as the model needs.")(command)
 
 
 def workload_options(command: F) -> F:

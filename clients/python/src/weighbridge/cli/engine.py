@@ -7,9 +7,16 @@ from weighbridge_proto import targets
 from weighbridge_proto.engines.v1 import engine_service_pb2
 from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
 
-from weighbridge.cli.arguments import chat_workload, engine_option, engine_options, json_option, workload_options
+from weighbridge.cli.arguments import (
+    ENGINE_CHOICE,
+    chat_workload,
+    engine_option,
+    engine_options,
+    json_option,
+    workload_options,
+)
 from weighbridge.cli.load_display import LoadDisplay
-from weighbridge.cli.output import console, print_json
+from weighbridge.cli.output import as_json, console, print_json
 from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite, run_command
 from weighbridge.cli.tables import enum_word, print_engines
 from weighbridge.client import Engine, Suite
@@ -83,17 +90,17 @@ def load(
 
 
 @click.command()
-@engine_option
+@click.argument("engine", required=False, type=ENGINE_CHOICE)
 @click.option("--force", is_flag=True, help="Do not wait for the requests in flight: they fail.")
 @json_option
 def unload(engine: str | None, force: bool, json_output: bool) -> None:
-    """Unload the engine's model and give its memory back."""
+    """Unload the model of ENGINE and give its memory back. Without ENGINE: of the only engine there is."""
 
     async def body() -> None:
         async with open_suite() as suite:
             here = engine_kinds_here()
             if engine is None and len(here) > 1:
-                raise CommandError(f"Several engines run here. Say which: --engine {' or --engine '.join(here)}")
+                raise CommandError(f"Several engines run here. Say which: weighbridge unload {'|'.join(here)}")
             chosen = await choose_engine(suite, engine, None)
             response = await chosen.unload(force=force)
         if json_output:
@@ -110,7 +117,7 @@ def unload(engine: str | None, force: bool, json_output: bool) -> None:
 @click.command()
 @json_option
 def ps(json_output: bool) -> None:
-    """The engines and what each has loaded. With --json one GetEngineResponse per line."""
+    """The engines and what each has loaded. With --json one object, its `engines` as of GetEngine."""
 
     async def body() -> None:
         async with open_suite() as suite:
@@ -121,8 +128,7 @@ def ps(json_output: bool) -> None:
             if not engines:
                 raise failures[0] if failures else unreachable(DEFAULT_ENGINE, suite.target(f"engine-{DEFAULT_ENGINE}"))
         if json_output:
-            for response in engines:
-                print_json(response, one_line=True)
+            print_json({"engines": [as_json(response.engine) for response in engines]})
         else:
             print_engines(console(), [response.engine for response in engines])
         for failed in failures:
