@@ -6,6 +6,7 @@ import time
 import grpc
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, until_event
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
+from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 
 
@@ -204,3 +205,30 @@ async def test_the_service_stops_while_it_loads(run_dir):
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPING")
         await stopping
         await suite.nothing_left()
+
+
+async def test_a_holder_that_the_ledger_cannot_see_fences_itself(run_dir):
+    async with Suite(run_dir, fence_when_silent="on") as suite:
+        suite.ledger.term_s = 0.3
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        await suite.stop_ledger()
+        assert (await failure_of(call)).reason == "LEASE_LOST"
+        await eventually(lambda: not suite.engine_pids)
+        await suite.restart_ledger()
+
+
+async def test_a_chat_is_content_with_whatever_shape_is_loaded(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all("a")
+        request = chat_service_pb2.ChatRequest(
+            messages=[chat_service_pb2.ChatMessage(parts=[chat_service_pb2.ContentPart(text="hello")])]
+        )
+        request.model.path = "also-a"
+        request.workload.chat.context_tokens = 9999
+        events = [event async for event in suite.chats.Chat(request)]
+        assert kinds(events)[-1] == "finished"
+        assert len(suite.ledger.admits) == 1
+        load = engine_pb.LoadModelRequest(model=request.model, workload=request.workload)
+        assert kinds([event async for event in suite.engine.LoadModel(load)])[-1] == "ready"
+        assert len(suite.ledger.admits) == 2  # LoadModel insists on the shape

@@ -174,7 +174,7 @@ def test_a_killed_service_takes_guard_and_engine_along(tmp_path, held):
             child = await spawn(spec, log)
             if not {held}:
                 child.open_gate()
-                await log.changed()
+                await log.next_change.wait()
             print(child.guard.pid, child.engine.pid, flush=True)
             await asyncio.sleep(1000)
         asyncio.run(main())

@@ -40,7 +40,7 @@ async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator
         model=request.model if request.HasField("model") else None,
         workload=request.workload,
         options=request.options,
-        any_shape=not request.HasField("workload") and not request.HasField("options"),
+        any_shape=True,
     )
     try:
         for attempt in range(MAX_LOADS):

@@ -21,7 +21,8 @@ from weighbridge_engines.host.ledger import LedgerGateway
 from weighbridge_engines.host.loads import LoadJob
 from weighbridge_engines.host.metrics import HostMetrics
 from weighbridge_engines.host.plans import Planner, RequestKey, key_of, planned_bytes, purpose_of
-from weighbridge_engines.host.residency import Residency, ResidencyState, Surroundings, Trouble
+from weighbridge_engines.host.residency import Residency, Surroundings, Trouble
+from weighbridge_engines.host.states import ResidencyState, engine_state
 from weighbridge_engines.host.waiting import first_of
 from weighbridge_engines.host.wish import Wish
 from weighbridge_engines.supervisor.budget import RestartBudget
@@ -96,17 +97,13 @@ class EngineHost:
     @property
     def state(self) -> "engine_pb.EngineState.ValueType":
         """What the engine is doing."""
-        if self.stopping:
-            return engine_pb.ENGINE_STATE_STOPPING
-        if self._current is not None and self._current.state is ResidencyState.ENDING:
-            return engine_pb.ENGINE_STATE_UNLOADING
-        if self._current is not None and self._current.state is ResidencyState.READY:
-            return engine_pb.ENGINE_STATE_READY
-        return engine_pb.ENGINE_STATE_LOADING if self._jobs else engine_pb.ENGINE_STATE_EMPTY
+        current = None if self._current is None else self._current.state
+        return engine_state(self.stopping, current, bool(self._jobs))
 
-    async def changed(self) -> None:
-        """Return at the next change of what :func:`describe_engine` tells."""
-        await self._changed.wait()
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change of what others see; another one stands for the change after that."""
+        return self._changed
 
     def tell_change(self) -> None:
         """Something that others see has changed."""
@@ -137,22 +134,20 @@ class EngineHost:
                 return job
         return None
 
-    def find_same(self, plan: fit_pb.PlanModelResponse, key: RequestKey) -> Residency | LoadJob | None:
+    def find_same(self, wish: Wish, plan: fit_pb.PlanModelResponse, key: RequestKey) -> Residency | LoadJob | None:
         """What is loaded or being loaded by the same plan, though asked for in other words; remembers the words."""
-        current = self._current
-        plan_key = key_of(plan)
-        if (
-            current is not None
-            and current.state is ResidencyState.READY
-            and current.key == plan_key
-            and not self._awaits_replacement(current)
-        ):
-            current.aliases.add(key)
-            return current
-        for job in self._jobs:
-            if job.can_be_joined and job.key == plan_key:
-                job.aliases.add(key)
-                return job
+        plan_key, current = key_of(plan), self._current
+        there: list[Residency | LoadJob] = [job for job in self._jobs if job.can_be_joined]
+        if current is not None and current.state is ResidencyState.READY and not self._awaits_replacement(current):
+            there.insert(0, current)
+        for found in there:
+            if found.key == plan_key:
+                found.aliases.add(key)
+                return found
+            if wish.any_shape and found.key.is_same_model(plan_key):
+                # The words mean this model, but the shape in them is not the one that it has.
+                found.aliases.add(RequestKey(key.model, next(iter(found.aliases)).details))
+                return found
         return None
 
     async def plan(self, wish: Wish) -> fit_pb.PlanModelResponse:
@@ -289,7 +284,7 @@ class EngineHost:
         """End a model: once, however often asked; a later call can only make it quicker."""
         task = self._endings.get(residency)
         if task is None:
-            residency.state = ResidencyState.ENDING
+            residency.advance(ResidencyState.ENDING)
             task = self._tasks.start(self._end(residency, ending), f"end-{residency.hold.lease_id}")
             self._endings[residency] = task
             self.tell_change()

@@ -1,5 +1,6 @@
 """Asking the ledger for memory: a claim from its first word to an activated lease."""
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,10 @@ from weighbridge_engines.host.lease import LeaseHold, LeasePolicy
 
 RETRY_S = 0.2
 """Pause between attempts to reach a service that restarts (it takes about half a second)."""
+
+
+STREAM_END_S = 0.5
+"""How long the ledger may take to end the stream of an activated claim; it takes a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class LedgerGateway:
                     hold = LeaseHold(
                         self._stub, granted.lease, granted.secret, self._holder.process, self._policy, self._clock
                     )
-                    await _activate(hold, owe_release)
+                    await _activate(hold, call, owe_release)
                     tell(ledger_pb.AdmitResponse(granted=ledger_pb.AdmitGranted(lease=hold.lease)))
                     return hold
                 tell(response)
@@ -145,9 +150,18 @@ class LedgerGateway:
         raise unavailable("ADMISSION_INTERRUPTED", "The ledger ended the admission without a word.", retry_after_s=1.0)
 
 
-async def _activate(hold: LeaseHold, owe_release: Callable[[LeaseHold], object]) -> None:
+async def _activate(
+    hold: LeaseHold,
+    admission: "grpc.aio.UnaryStreamCall[ledger_pb.AdmitRequest, ledger_pb.AdmitResponse]",
+    owe_release: Callable[[LeaseHold], object],
+) -> None:
     try:
         await hold.activate()
+        # The ledger ends the stream now. Cancelling it instead would look like a failure in the trace.
+        with contextlib.suppress(TimeoutError, grpc.RpcError):
+            async with asyncio.timeout(STREAM_END_S):
+                async for _ in admission:
+                    continue
     except BaseException:
         owe_release(hold)
         raise

@@ -24,6 +24,10 @@ class PlanKey:
     resolved_path: str
     shape: str
 
+    def is_same_model(self, other: "PlanKey") -> bool:
+        """Whether the other load is of the same weights in the same place, in whatever shape."""
+        return (self.model_digest, self.resolved_path) == (other.model_digest, other.resolved_path)
+
 
 def key_of(plan: fit_pb.PlanModelResponse) -> PlanKey:
     """What makes a planned load the same as another."""

@@ -5,7 +5,6 @@ import contextvars
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 import grpc
@@ -25,6 +24,7 @@ from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
 from weighbridge_engines.host.ledger import identity_message
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
 from weighbridge_engines.host.requests import RequestQueue
+from weighbridge_engines.host.states import ResidencyState, advance
 from weighbridge_engines.host.waiting import first_of
 from weighbridge_engines.supervisor.child import Child, SpawnError, spawn
 from weighbridge_engines.supervisor.exits import ExitFacts, explain
@@ -36,15 +36,6 @@ LAST_WORD_S = 0.25
 """An engine that printed a fatal line is given this long to end by itself, so that its end can be explained too."""
 
 _log = structlog.get_logger(__name__)
-
-
-class ResidencyState(Enum):
-    """Where a residency stands."""
-
-    STARTING = "starting"
-    READY = "ready"
-    ENDING = "ending"
-    GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -151,6 +142,10 @@ class Residency:
         """Whether it has ever been ready."""
         return self.child is not None and self.child.was_ready
 
+    def advance(self, to: ResidencyState) -> None:
+        """Take a step of its life; see :func:`weighbridge_engines.host.states.advance`."""
+        self.state = advance(self.state, to)
+
     def take(self, stake: object) -> None:
         """A call is going to use it; it is not replaced, vacated or unloaded until that call lets go."""
         self.stakes.add(stake)
@@ -245,7 +240,7 @@ class Residency:
         self.load_time_s = around.clock.monotonic() - started_s
         child.was_ready = True
         await self.footprint.measure()
-        self.state = ResidencyState.READY
+        self.advance(ResidencyState.READY)
         self.ready_wall_s = self.last_use_wall_s = around.clock.wall()
         self._last_use_s = self._last_sign_s = around.clock.monotonic()
         self.hold.load_is_complete()
@@ -297,7 +292,7 @@ class Residency:
             self._around.record.clear()
         if self._workspace is not None:
             shutil.rmtree(self._workspace, ignore_errors=True)
-        self.state = ResidencyState.GONE
+        self.advance(ResidencyState.GONE)
 
     # -- watchers: each sets a future, none acts --
 

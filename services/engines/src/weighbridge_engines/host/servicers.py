@@ -76,17 +76,13 @@ class EngineServicer(engine_service_pb2_grpc.EngineServiceServicer):
         """The engine, now and at each change; changes that come faster than they are read are told as one."""
         told = None
         while True:
-            engine = describe_engine(self._host)
-            changed = asyncio.ensure_future(self._host.changed())
-            try:
-                if engine != told:
-                    told = engine
-                    yield engine_pb.WatchResponse(engine=engine)
-                if not await _before(changed, self._stopping):
-                    yield engine_pb.WatchResponse(engine=describe_engine(self._host))
-                    return
-            finally:
-                changed.cancel()
+            engine, change = describe_engine(self._host), self._host.next_change
+            if engine != told:
+                told = engine
+                yield engine_pb.WatchResponse(engine=engine)
+            if not await _before(change, self._stopping):
+                yield engine_pb.WatchResponse(engine=describe_engine(self._host))
+                return
 
     async def TailLog(  # noqa: N802
         self, request: engine_pb.TailLogRequest, context: Context
@@ -99,17 +95,12 @@ class EngineServicer(engine_service_pb2_grpc.EngineServiceServicer):
         for line in log.tail(request.max_lines or DEFAULT_TAIL_LINES):
             yield _log_message(line)
         while request.follow:
-            changed = asyncio.ensure_future(log.changed())
-            try:
-                for line in log.after(last):
-                    last = line.number
-                    yield _log_message(line)
-                if log.last_number > last:
-                    continue
-                if not await _before(changed, self._stopping):
-                    return
-            finally:
-                changed.cancel()
+            more = log.next_change
+            for line in log.after(last):
+                last = line.number
+                yield _log_message(line)
+            if not await _before(more, self._stopping):
+                return
 
 
 class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
@@ -175,11 +166,12 @@ def _log_message(line: LogLine) -> engine_pb.TailLogResponse:
     return message
 
 
-async def _before(work: "asyncio.Future[None]", stopping: asyncio.Event) -> bool:
-    """Wait for ``work``; False if the service stopped first."""
-    stopped = asyncio.ensure_future(stopping.wait())
+async def _before(event: asyncio.Event, stopping: asyncio.Event) -> bool:
+    """Wait for ``event``; False if the service stopped first."""
+    happened, stopped = asyncio.ensure_future(event.wait()), asyncio.ensure_future(stopping.wait())
     try:
-        await first_of(work, stopped)
-        return not stopped.done()
+        await first_of(happened, stopped)
+        return not stopping.is_set()
     finally:
+        happened.cancel()
         stopped.cancel()

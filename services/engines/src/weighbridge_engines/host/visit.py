@@ -46,7 +46,7 @@ class Visit:
                 if key is None:
                     raise failures.no_model_loaded()
                 plan = await host.plan(wish)
-                same = host.find_same(plan, key)
+                same = host.find_same(wish, plan, key)
                 if isinstance(same, Residency):
                     self._have(same)
                     return

@@ -115,7 +115,7 @@ class Guard:
         for send in (os.killpg, os.kill):
             try:
                 send(self._pid, number)
-            except ProcessLookupError:  # no group yet, or gone
+            except (ProcessLookupError, PermissionError):  # no group yet, or gone (macOS: a group of zombies)
                 continue
             return
 

@@ -97,6 +97,7 @@ class RingLog:
         """The lines kept that are newer than line ``number``."""
         return [line for line in self._lines if line.number > number]
 
-    async def changed(self) -> None:
-        """Return when the next line is appended."""
-        await self._changed.wait()
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set when the next line is appended; another one stands for the line after that."""
+        return self._changed
