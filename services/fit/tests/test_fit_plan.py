@@ -306,3 +306,18 @@ def test_half_precision_experts_on_the_cpu_are_warned_about() -> None:
         device: [note.code for note in plan(model(experts), MlxRequest(), device).notes] for device in (CPU, METAL)
     }
     assert codes == {CPU: ["EXPERTS_NEED_FLOAT32"], METAL: []}
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "expected"),
+    [
+        (10**9, CPU, 32 << 20),
+        (10**9, METAL, 256 << 20),
+        (16 << 30, METAL, 1 << 30),
+        (200 << 30, METAL, 4 << 30),
+    ],
+)
+def test_the_allocators_cache_is_bounded_by_the_weights(size: int, device: ComputeDevice, expected: int) -> None:
+    made = plan(model(DENSE, size), MlxRequest(), device)
+    assert made.shape.allocator_cache_bytes == expected
+    assert lines(made)["allocator_cache"].bytes.high == expected

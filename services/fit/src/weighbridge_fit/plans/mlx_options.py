@@ -13,6 +13,8 @@ MAX_PREFILL_STEP = 65_536
 KV_BITS = (2, 4, 8)
 KV_GROUP_SIZES = (32, 64, 128)
 DEFAULT_KV_GROUP_SIZE = 64
+# Freed buffers kept are at most this part of the weights (the rule of another MLX server, August 2026).
+CACHE_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class MlxShape:
         )
 
 
-def settle(request: MlxRequest, geometry: ModelGeometry, device: ComputeDevice, calibration: Calibration) -> MlxShape:
+def settle(
+    request: MlxRequest, geometry: ModelGeometry, weight_bytes: int, device: ComputeDevice, calibration: Calibration
+) -> MlxShape:
     """Fills defaults in and refuses what cannot be. Raises PlanError: CONTEXT_TOO_LONG, INVALID_OPTION."""
     longest = geometry.max_context_tokens
     context = request.context_tokens or min(DEFAULT_CONTEXT_TOKENS, longest or DEFAULT_CONTEXT_TOKENS)
@@ -62,14 +66,20 @@ def settle(request: MlxRequest, geometry: ModelGeometry, device: ComputeDevice, 
         message = f"Between 1 and {MAX_SLOTS} conversations can be held at once, {slots} were asked for."
         raise PlanError("INVALID_OPTION", "workload.chat.slots", message)
     bits, group_size = _kv_quantization(request, geometry)
-    cache = request.allocator_cache_bytes
-    if cache is None:
-        cache = int(calibration["allocator_cache_bytes"].expected)
-    elif cache < 0:
-        raise PlanError("INVALID_OPTION", "options.mlx.allocator_cache_bytes", "A size cannot be negative.")
+    cache = _allocator_cache(request, weight_bytes, calibration)
     return MlxShape(
         context, slots, _prefill_step(request, geometry, context, calibration), bits, group_size, cache, device
     )
+
+
+def _allocator_cache(request: MlxRequest, weight_bytes: int, calibration: Calibration) -> int:
+    """Freed buffers that MLX may keep: a share of the weights within bounds, unless somebody chose."""
+    if request.allocator_cache_bytes is None:
+        least, most = calibration["allocator_cache_floor_bytes"], calibration["allocator_cache_cap_bytes"]
+        return int(min(max(weight_bytes // CACHE_SHARE, least.expected), most.expected))
+    if request.allocator_cache_bytes < 0:
+        raise PlanError("INVALID_OPTION", "options.mlx.allocator_cache_bytes", "A size cannot be negative.")
+    return request.allocator_cache_bytes
 
 
 def _prefill_step(request: MlxRequest, geometry: ModelGeometry, context: int, calibration: Calibration) -> int:

@@ -17,6 +17,7 @@ from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape, settle
 
 _BOUNDS = ("low", "expected", "high")
+_ALLOCATOR_CACHE = "allocator_cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,12 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
     """Plans one model. Raises PlanError: UNSUPPORTED_ARCHITECTURE, CONTEXT_TOO_LONG, INVALID_OPTION."""
     geometry = _supported(facts)
     calibration = mlx(device)
-    shape = settle(request, geometry, device, calibration)
     weights = facts.component_bytes(Component.MODEL)
+    shape = settle(request, geometry, weights, device, calibration)
     caches = _cache_lines(geometry, shape)
     phases = _phase_lines(geometry, shape, calibration)
     process = _process_lines(geometry, calibration)
-    working = requirement((*caches, *phases)).total
+    working = requirement((*caches, *(line for line in phases if line.component != _ALLOCATOR_CACHE))).total
     lines = (_weight_line(facts, weights), *caches, *process, _slack_line(weights, working, calibration), *phases)
     return MlxPlan(
         shape=shape,
@@ -205,8 +206,8 @@ def _phase_lines(geometry: ModelGeometry, shape: MlxShape, calibration: Calibrat
     # generate_step empties the cache after each prefill chunk, so what it keeps are buffers of the size decoding frees.
     decode = sum(entry.bytes.expected for entry in lines if entry.phase is Phase.DECODE)
     kept = Range(0, min(shape.allocator_cache_bytes, decode), shape.allocator_cache_bytes)
-    basis = f"freed decode buffers, at most the limit; {calibration['allocator_cache_bytes'].basis}"
-    lines.append(Line("allocator_cache", Phase.DECODE, kept, Source.DERIVED, basis))
+    basis = f"freed decode buffers, at most the limit; {calibration['allocator_cache_floor_bytes'].basis}"
+    lines.append(Line(_ALLOCATOR_CACHE, Phase.DECODE, kept, Source.DERIVED, basis))
     return [_with_buffer(entry) for entry in lines if entry.bytes.high]
 
 

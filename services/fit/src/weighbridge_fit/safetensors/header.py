@@ -31,10 +31,12 @@ _DTYPE = re.compile(r"[A-Za-z0-9_]{1,32}")
 _NAME = rb'"([^"\\\x00-\x1f]++)"'
 _OFFSETS = rb'"data_offsets":\[([0-9]++,[0-9]++)\]'
 _LAYOUT = rb'("dtype":"\w++","shape":\[[0-9,]*+\])'
+# Another entry follows, or the object closes at the very end.
+_ENTRY_END = rb"\}(?:,|\}\Z)"
 # name, layout, offsets
-_RUST_ORDER = re.compile(_NAME + rb":\{" + _LAYOUT + rb"," + _OFFSETS + rb"\}[,}]")
+_RUST_ORDER = re.compile(_NAME + rb":\{" + _LAYOUT + rb"," + _OFFSETS + _ENTRY_END)
 # name, offsets, layout
-_SORTED_ORDER = re.compile(_NAME + rb":\{" + _OFFSETS + rb"," + _LAYOUT + rb"\}[,}]")
+_SORTED_ORDER = re.compile(_NAME + rb":\{" + _OFFSETS + rb"," + _LAYOUT + _ENTRY_END)
 _SIZE = rb"(?:0|[1-9][0-9]{0,18}+)"
 _SHAPE = rb"(?:" + _SIZE + rb"(?:," + _SIZE + rb"){0,63}+)?"
 _LAYOUT_PARTS = re.compile(rb'"dtype":"([A-Za-z0-9_]{1,32}+)","shape":\[(' + _SHAPE + rb")\]")
@@ -46,24 +48,37 @@ _PAIR = _TEXT + rb":" + _TEXT
 _METADATA = re.compile(rb'"__metadata__":(\{(?:' + _PAIR + rb"(?:," + _PAIR + rb")*+)?\}),")
 
 
+# dtype, shape, elements, bytes
+Layout = tuple[str, tuple[int, ...], int, int]
+
+
 @dataclass(frozen=True)
 class Header:
-    """A checked header: columns of equal length, one entry per tensor, offsets relative to the data section."""
+    """A checked header: columns of equal length, and the few kinds (layout as written, bytes) that tensors are of."""
 
     header_bytes: int
-    names: tuple[str, ...]
-    layouts: tuple[tuple[str, tuple[int, ...], int, int], ...]  # dtype, shape, elements, bytes
+    raw_names: list[bytes]
+    written: list[Any]
+    sizes: list[int]
+    counts: Counter[tuple[Any, int]]
+    layouts: dict[tuple[Any, int], Layout]
     metadata: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names in file order. Decoded when asked for: totals do without."""
+        return [name.decode("utf-8") for name in self.raw_names]
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors in file order."""
-        return tuple(map(TensorFact._make, zip(self.names, *zip(*self.layouts, strict=True), strict=True)))
+        kinds = zip(self.written, self.sizes, strict=True)
+        columns = zip(*map(self.layouts.__getitem__, kinds), strict=True)
+        return tuple(map(TensorFact._make, zip(self.names, *columns, strict=True)))
 
     def precisions(self) -> tuple[PrecisionTotal, ...]:
-        """Totals per dtype, from the few kinds of tensors there are rather than from each tensor."""
-        return precision_totals(
-            (layout[0], count, layout[2], layout[3]) for layout, count in Counter(self.layouts).items()
-        )
+        """Totals per dtype, from the kinds of tensors rather than from each tensor."""
+        found = ((self.layouts[kind], count) for kind, count in self.counts.items())
+        return precision_totals((layout[0], count, layout[2], layout[3]) for layout, count in found)
 
 
 def parse(header: bytes, data_bytes: int) -> Header:
@@ -83,14 +98,14 @@ def parse(header: bytes, data_bytes: int) -> Header:
         raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {_shown(twice)} twice")
     sizes = list(map(sub, ends, begins))
     _check_tiling(names, begins, ends, sizes, data_bytes, PREFIX_BYTES + len(header))
-    # A model has thousands of tensors and a dozen kinds of them; each kind is checked once.
-    kinds = list(zip(layouts, sizes, strict=True))
-    checked = {kind: _checked_size(*kind) for kind in set(kinds)}
-    return Header(len(header), tuple(names), tuple(map(checked.__getitem__, kinds)), metadata)
+    # Thousands of tensors are of a dozen kinds; each kind is checked once.
+    counts = Counter(zip(layouts, sizes, strict=True))
+    checked = {kind: _checked_size(*kind) for kind in counts}
+    return Header(len(header), names, layouts, sizes, counts, checked, metadata)
 
 
-# names, layouts (dtype and shape, or canonical JSON of them), begins, ends, metadata
-Columns = tuple[list[str], list[Any], list[int], list[int], dict[str, str]]
+# names (valid UTF-8), layouts (dtype and shape, or canonical JSON of them), begins, ends, metadata
+Columns = tuple[list[bytes], list[Any], list[int], list[int], dict[str, str]]
 
 
 def _fast_columns(header: bytes) -> Columns | None:
@@ -103,8 +118,6 @@ def _fast_columns(header: bytes) -> Columns | None:
     if found := _METADATA.match(body, position):
         position = found.end()
         metadata = _checked_metadata(loads_pairs(found.group(1)))
-    if body.find(b'}}"', position) != -1:
-        return None  # The object closes before the end (or a name is up to mischief).
     if _RUST_ORDER.match(body, position):
         names, layouts, offsets = zip(*_RUST_ORDER.findall(body, position), strict=True)
     elif _SORTED_ORDER.match(body, position):
@@ -118,12 +131,13 @@ def _fast_columns(header: bytes) -> Columns | None:
         return None
     try:
         numbers = json.loads(b"[" + joined_offsets + b"]")
-        decoded = joined_names.decode("utf-8").split('"')
+        if not joined_names.isascii():
+            joined_names.decode("utf-8")
     except ValueError:  # Leading zeros, absurdly long numbers, broken UTF-8: the strict path has the words for it.
         return None
-    if METADATA_KEY in decoded:
+    if METADATA_KEY.encode() in names:
         return None
-    return decoded, list(layouts), numbers[0::2], numbers[1::2], metadata
+    return list(names), list(layouts), numbers[0::2], numbers[1::2], metadata
 
 
 def _strict_columns(header: bytes) -> Columns:
@@ -133,7 +147,7 @@ def _strict_columns(header: bytes) -> Columns:
     document = loads_pairs(header.rstrip(b" "))
     if not isinstance(document, JsonObject):
         raise WeightError(WeightReason.HEADER_INVALID, "the header is not a JSON object", offset=0)
-    names: list[str] = []
+    names: list[bytes] = []
     layouts: list[Any] = []
     begins: list[int] = []
     ends: list[int] = []
@@ -146,7 +160,10 @@ def _strict_columns(header: bytes) -> Columns:
             continue
         fields = _unique_fields(name, entry)
         begin, end = _checked_offsets(name, fields.get("data_offsets"))
-        names.append(name)
+        try:
+            names.append(name.encode("utf-8"))
+        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair, UTF-8 cannot.
+            raise WeightError(WeightReason.HEADER_INVALID, "a tensor's name is not Unicode text") from error
         layouts.append(_checked_layout(name, fields))
         begins.append(begin)
         ends.append(end)
@@ -194,7 +211,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _check_tiling(
-    names: list[str], begins: list[int], ends: list[int], sizes: list[int], data_bytes: int, data_start: int
+    names: list[bytes], begins: list[int], ends: list[int], sizes: list[int], data_bytes: int, data_start: int
 ) -> None:
     """The tensors must cover the data section once each: a gap hides bytes, an overlap counts them twice."""
     starts, stops = set(begins), set(ends)
@@ -216,7 +233,7 @@ def _check_tiling(
         raise WeightError(reason, message, offset=data_start + min(position, data_bytes))
 
 
-def _checked_size(layout: Any, size: int) -> tuple[str, tuple[int, ...], int, int]:
+def _checked_size(layout: Any, size: int) -> Layout:
     """dtype, shape, elements and bytes of one kind of tensor."""
     dtype, shape = _layout_from_text(layout) if isinstance(layout, bytes) else layout
     elements = prod(shape)
@@ -238,6 +255,8 @@ def _layout_from_text(text: bytes) -> tuple[str, tuple[int, ...]]:
     return _checked_layout("", dict(loads_pairs(b"{" + text + b"}")))
 
 
-def _shown(name: str) -> str:
+def _shown(name: str | bytes) -> str:
     """A tensor name as it may stand in a message: short and printable, whatever the file says."""
+    if isinstance(name, bytes):
+        name = name.decode("utf-8")
     return repr(name if len(name) <= 80 else name[:77] + "...")

@@ -8,6 +8,8 @@ from weighbridge_fit.facts import FileFacts, WeightFormat
 from weighbridge_fit.files import RegularFile, open_regular
 from weighbridge_fit.safetensors.header import PREFIX_BYTES, Header, parse
 
+FIRST_READ_BYTES = 128 << 10
+
 
 def read_safetensors(path: Path, name: str = "", component: str = "") -> FileFacts:
     """The facts of one file at an already resolved path. Raises `WeightError` for everything that is not
@@ -23,7 +25,7 @@ def read_safetensors(path: Path, name: str = "", component: str = "") -> FileFac
             format=WeightFormat.SAFETENSORS,
             file_bytes=file.size,
             header_bytes=PREFIX_BYTES + header.header_bytes,
-            tensor_count=len(header.names),
+            tensor_count=len(header.raw_names),
             precisions=header.precisions(),
             metadata=header.metadata,
             make_tensors=header.tensors,
@@ -32,7 +34,9 @@ def read_safetensors(path: Path, name: str = "", component: str = "") -> FileFac
 
 def read_header(file: RegularFile) -> Header:
     """The checked header of an open file."""
-    length = int.from_bytes(file.read_exactly(0, PREFIX_BYTES), "little")
+    # Most headers are here with their prefix in one read.
+    start = file.read_exactly(0, min(FIRST_READ_BYTES, max(file.size, PREFIX_BYTES)))
+    length = int.from_bytes(start[:PREFIX_BYTES], "little")
     if length == 0:
         raise WeightError(WeightReason.HEADER_LENGTH_INVALID, "the header length is zero", offset=0)
     if length > MAX_HEADER_BYTES:
@@ -46,4 +50,6 @@ def read_header(file: RegularFile) -> Header:
         # budget.
         message = f"the header is larger than the {BASE_HEADER_BYTES // MIB} MiB that are read"
         raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=0)
-    return parse(file.read_exactly(PREFIX_BYTES, length), file.size - PREFIX_BYTES - length)
+    end = PREFIX_BYTES + length
+    header = start[PREFIX_BYTES:end] if end <= len(start) else file.read_exactly(PREFIX_BYTES, length)
+    return parse(header, file.size - end)
