@@ -1,6 +1,7 @@
 """Loading: the order of events, shared loads, replacement, and that a cancelled load leaves nothing."""
 
 import asyncio
+import random
 
 import grpc
 import pytest
@@ -219,3 +220,31 @@ async def test_options_of_another_engine_are_refused(run_dir):
             async for _ in suite.engine.LoadModel(request):
                 pass
         assert RpcFailure.from_rpc_error(caught.value).reason == "INVALID_OPTION"
+
+
+async def test_a_deadline_that_passes_is_a_cancellation(run_dir):
+    async with Suite(run_dir, {"hang_in_load": True}) as suite:
+        request = engine_pb.LoadModelRequest()
+        request.model.path = "a"
+        failure = await failure_of(suite.engine.LoadModel(request, timeout=0.8))
+        assert failure.code == grpc.StatusCode.DEADLINE_EXCEEDED
+        await suite.nothing_left()
+
+
+async def test_cancelled_at_any_moment_a_load_leaves_nothing_and_the_next_one_works(run_dir):
+    rng = random.Random(20261130)
+    async with Suite(run_dir) as suite:
+        for _ in range(12):
+            call = suite.chat("endless") if rng.random() < 0.5 else suite.load("a")
+            reading = asyncio.ensure_future(failure_of(call))
+            await asyncio.sleep(rng.uniform(0, 0.9))
+            call.cancel()
+            await asyncio.wait([reading])
+            if not reading.cancelled():
+                reading.exception()
+            if rng.random() < 0.5:
+                await suite.unload(force=True)
+                await suite.nothing_left()
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        await suite.unload()
+        await suite.nothing_left()

@@ -16,14 +16,10 @@ from weighbridge_proto.memory.v1 import process_pb2
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
-from weighbridge_engines.host.lease import LeaseHold, LeasePolicy
+from weighbridge_engines.host.lease import STREAM_END_S, LeaseHold, LeasePolicy
 
 RETRY_S = 0.2
 """Pause between attempts to reach a service that restarts (it takes about half a second)."""
-
-
-STREAM_END_S = 0.5
-"""How long the ledger may take to end the stream of an activated claim; it takes a millisecond."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""What the MLX kind supplies: versions, command, refusals."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from weighbridge_engines.mlx_qwen import kind as kind_module
+from weighbridge_engines.mlx_qwen.build_hash import engine_build
+from weighbridge_engines.mlx_qwen.kind import MlxKind, classify
+from weighbridge_engines.supervisor.exits import ExitCause
+from weighbridge_proto.errors import RequestError
+from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2
+
+
+def mlx_plan(**fields):
+    plan = fit_service_pb2.PlanModelResponse(model_name="m", resolved_path="/models/m", **fields)
+    plan.launch.mlx.slots = 3
+    return plan
+
+
+def test_the_child_is_our_runtime_on_a_private_socket_with_little_of_our_environment(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    monkeypatch.setenv("WEIGHBRIDGE_OTLP_ENDPOINT", "http://127.0.0.1:4317")
+    child = MlxKind().launch(mlx_plan(), Path("/tmp/w")).child
+    assert child.argv == (
+        sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime", "--socket", "/tmp/w/rt.sock",
+    )  # fmt: skip
+    assert "SECRET_TOKEN" not in child.environ
+    assert child.environ["WEIGHBRIDGE_OTLP_ENDPOINT"] == "http://127.0.0.1:4317"
+    assert MlxKind().slots(mlx_plan()) == 3
+
+
+def test_plans_that_it_cannot_start_are_refused():
+    MlxKind().check_plan(mlx_plan())
+    with pytest.raises(RequestError, match="not a model that the MLX engine loads"):
+        MlxKind().check_plan(fit_service_pb2.PlanModelResponse(model_name="m", resolved_path="/x"))
+    facts_only = mlx_plan()
+    facts_only.resolved_path = ""
+    with pytest.raises(RequestError, match="planned, not loaded"):
+        MlxKind().check_plan(facts_only)
+    with pytest.raises(RequestError, match="INVALID_OPTION"):
+        MlxKind().check_options(plan_pb2.EngineOptions(ds4=plan_pb2.Ds4Options()))
+
+
+def test_without_mlx_lm_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(kind_module, "package_version", lambda name: None)
+    description = MlxKind().describe()
+    assert "pip install" in description.unavailable_reason
+    assert description.engine_build == ""
+
+
+def test_the_build_changes_with_the_runtimes_source(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    before = engine_build(packages=["grpcio"], runtime=tmp_path)
+    assert len(before) == 64
+    assert engine_build(packages=["grpcio"], runtime=tmp_path) == before
+    (tmp_path / "a.py").write_text("2")
+    assert engine_build(packages=["grpcio"], runtime=tmp_path) != before
+    assert engine_build(packages=["grpcio", "no-such-package"], runtime=tmp_path) != before
+
+
+def test_a_lack_of_memory_on_the_gpu_is_recognised():
+    line = "libc++abi: terminating due to [METAL] Command buffer execution failed: Insufficient Memory (0x8)"
+    assert classify(line).cause is ExitCause.OUT_OF_MEMORY
+    assert classify("loading") is None
