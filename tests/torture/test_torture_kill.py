@@ -1,4 +1,4 @@
-"""SIGKILL of each process in turn while an answer streams (admission rules 5-14): nothing leaks, the next chat works."""
+"""SIGKILL of each process in turn while an answer streams (admission rules 5-14): no leak, and the next chat works."""
 
 import asyncio
 import time
@@ -17,9 +17,18 @@ from tests.harness import Suite, running_suite, wait_until
 
 pytestmark = pytest.mark.mlx
 
+ANSWER_TOKENS = 400
+"""Long enough for every kill to come while the answer streams."""
+
 
 @pytest.fixture
-def own_suite(models_root: Path, demo_model: Path) -> Iterator[Suite]:
+def model(tiny_models: Path) -> Path:
+    """A tiny random model: it starts and answers fast, and what it says does not matter here."""
+    return tiny_models / "tiny-qwen3-bf16"
+
+
+@pytest.fixture
+def own_suite(models_root: Path, tiny_models: Path) -> Iterator[Suite]:
     with running_suite(models_root) as started:
         yield started
         assert started.stop() == 0
@@ -45,9 +54,7 @@ async def stream_and_kill(suite: Suite, model: Path, victim: psutil.Process) -> 
     Returns how the stream failed, None if it went on to its end.
     """
     async with open_channel(f"unix:{suite.run_dir / 'engine-mlx.sock'}") as channel:
-        call = chat_service_pb2_grpc.ChatServiceStub(channel).Chat(
-            request(model, "Count from one to five hundred in words.", 200), timeout=120
-        )
+        call = chat_service_pb2_grpc.ChatServiceStub(channel).Chat(request(model, "Count.", ANSWER_TOKENS), timeout=120)
         pieces = 0
         try:
             async for response in call:
@@ -76,58 +83,54 @@ def held_equals_committed(suite: Suite) -> bool:
 
 
 def next_chat_works(suite: Suite, model: Path) -> None:
-    answer = wait_until(
-        lambda: (
-            (done := suite.cli("chat", str(model), "What is the capital of France?", check=False)).returncode == 0
-            and done.stdout
-        ),
+    wait_until(
+        lambda: suite.cli("chat", str(model), "Go on.", "--max-tokens", "5", check=False).stdout,
         what="the next chat to work",
     )
-    assert "Paris" in answer
 
 
-def test_the_engines_child_is_killed(own_suite: Suite, demo_model: Path) -> None:
-    own_suite.cli("load", str(demo_model))
+def test_the_engines_child_is_killed(own_suite: Suite, model: Path) -> None:
+    own_suite.cli("load", str(model))
     child = engine_child(own_suite)
-    failure = asyncio.run(stream_and_kill(own_suite, demo_model, child))
+    failure = asyncio.run(stream_and_kill(own_suite, model, child))
     assert failure is not None and failure.code is grpc.StatusCode.UNAVAILABLE
     assert failure.reason == "ENGINE_DIED"
     wait_until(lambda: own_suite.committed_bytes() == 0, what="the dead engine's bytes to come back")
-    next_chat_works(own_suite, demo_model)
+    next_chat_works(own_suite, model)
     assert held_equals_committed(own_suite)
 
 
-def test_the_engine_service_is_killed(own_suite: Suite, demo_model: Path) -> None:
-    own_suite.cli("load", str(demo_model))
+def test_the_engine_service_is_killed(own_suite: Suite, model: Path) -> None:
+    own_suite.cli("load", str(model))
     child = engine_child(own_suite)
-    service = own_suite.find("-m weighbridge_engines mlx")
-    failure = asyncio.run(stream_and_kill(own_suite, demo_model, service))
+    service = own_suite.find("lifeline weighbridge_engines mlx")
+    failure = asyncio.run(stream_and_kill(own_suite, model, service))
     assert failure is not None and failure.code is grpc.StatusCode.UNAVAILABLE
     assert failure.reason
     assert not psutil.wait_procs([child], timeout=20)[1], "the child outlived its parent"
     wait_until(lambda: own_suite.committed_bytes() == 0, what="the dead service's bytes to come back")
-    next_chat_works(own_suite, demo_model)
+    next_chat_works(own_suite, model)
     assert held_equals_committed(own_suite)
 
 
-def test_the_ledger_is_killed(own_suite: Suite, demo_model: Path) -> None:
-    own_suite.cli("load", str(demo_model))
+def test_the_ledger_is_killed(own_suite: Suite, model: Path) -> None:
+    own_suite.cli("load", str(model))
     before = own_suite.committed_bytes()
     child = engine_child(own_suite)
-    ledger = own_suite.find("-m weighbridge_ledger")
-    failure = asyncio.run(stream_and_kill(own_suite, demo_model, ledger))
+    ledger = own_suite.find("lifeline weighbridge_ledger")
+    failure = asyncio.run(stream_and_kill(own_suite, model, ledger))
     assert failure is None, "the answer needs no ledger once it has begun"
     wait_until(lambda: own_suite.cli("capacity", check=False).returncode == 0, what="the ledger to be back")
     assert child.is_running()
     assert own_suite.committed_bytes() == before, "a restart keeps the leases"
-    next_chat_works(own_suite, demo_model)
+    next_chat_works(own_suite, model)
     assert held_equals_committed(own_suite)
 
 
-def test_the_whole_suite_is_killed(models_root: Path, demo_model: Path) -> None:
+def test_the_whole_suite_is_killed(models_root: Path, model: Path) -> None:
     """Nobody outlives a SIGKILL of ``weighbridge up``, and the next one starts with an empty book."""
     with running_suite(models_root) as suite:
-        suite.cli("load", str(demo_model))
+        suite.cli("load", str(model))
         everyone = suite.processes()
         assert suite.process is not None
         suite.process.kill()
@@ -135,19 +138,19 @@ def test_the_whole_suite_is_killed(models_root: Path, demo_model: Path) -> None:
         assert not psutil.wait_procs(everyone, timeout=30)[1]
         suite.start()
         wait_until(lambda: suite.committed_bytes() == 0, what="the dead leases to be swept")
-        next_chat_works(suite, demo_model)
+        next_chat_works(suite, model)
         assert suite.stop() == 0
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.3, 0.6, 1.0, 1.5, 2.0])
-def test_a_load_cancelled_at_any_moment_leaves_nothing(models_root: Path, demo_model: Path, after_s: float) -> None:
+def test_a_load_cancelled_at_any_moment_leaves_nothing(models_root: Path, model: Path, after_s: float) -> None:
     import signal
     import subprocess
     import sys
 
     with running_suite(models_root) as suite:
         load = subprocess.Popen(
-            [sys.executable, "-m", "weighbridge", "load", str(demo_model)],
+            [sys.executable, "-m", "weighbridge", "load", str(model)],
             env=suite.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         time.sleep(after_s)  # the moment of the cancel is what varies
