@@ -119,12 +119,12 @@ def test_the_95th_percentile_is_the_nearest_rank() -> None:
 
 def test_three_observations_sharpen_the_expected_figure_and_nothing_else() -> None:
     needed = needing(800, 1000, 1200)
-    assert sharpen(needed, Observed(2, 900), 100) is needed
-    assert sharpen(needed, None, 100) is needed
-    assert sharpen(needed, Observed(3, 900), 100).total == Range(800, 927, 1200)
-    assert sharpen(needed, Observed(3, 900), 950).total == Range(800, 950, 1200), "never below the weights"
-    assert sharpen(needed, Observed(3, 2000), 100).total == Range(800, 2060, 2060)
-    assert sharpen(needed, Observed(3, 900), 100).lines == needed.lines
+    assert sharpen(needed, Observed(2, 900)) is needed
+    assert sharpen(needed, None) is needed
+    assert sharpen(needed, Observed(3, 900)).total == Range(800, 927, 1200)
+    assert sharpen(needed, Observed(3, 300)).total == Range(800, 800, 1200), "never below what is surely needed"
+    assert sharpen(needed, Observed(3, 2000)).total == Range(800, 2060, 2060)
+    assert sharpen(needed, Observed(3, 900)).lines == needed.lines
 
 
 @given(st.integers(1, 40_960), st.integers(0, 50_000), st.integers(1, 512))

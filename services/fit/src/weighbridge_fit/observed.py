@@ -28,14 +28,15 @@ def summarise(peaks: Sequence[int]) -> Observed | None:
     return Observed(len(ranked), ranked[ceil(0.95 * len(ranked)) - 1])
 
 
-def sharpen(requirement: Requirement, observed: Observed | None, weight_bytes: int) -> Requirement:
-    """Expected becomes p95 x 1.03 after enough launches, never below the weights; low and high stay.
+def sharpen(requirement: Requirement, observed: Observed | None) -> Requirement:
+    """Expected becomes p95 x 1.03 after enough launches, never below the low bound; low and high stay.
 
-    Where a measurement lies outside low and high, the bound gives way: a range must hold what it is a range of.
+    The low bound (weights, a full cache) is the floor because launches that used little of their context prove nothing
+    about the next one: an engine that claimed less than its plan surely needs would be ended in the middle of an answer.
+    Where a measurement lies above the high bound, that bound gives way: a range must hold what it is a range of.
     """
     if observed is None or observed.count < ENOUGH:
         return requirement
-    expected = max(weight_bytes, round(observed.p95_peak_bytes * MARGIN))
     total = requirement.total
-    sharpened = Range(min(total.low, expected), expected, max(total.high, expected))
-    return replace(requirement, total=sharpened)
+    expected = max(total.low, round(observed.p95_peak_bytes * MARGIN))
+    return replace(requirement, total=Range(total.low, expected, max(total.high, expected)))

@@ -36,7 +36,7 @@ def compute_device(capacity: Capacity) -> ComputeDevice:
 def answer(facts: WeightFacts, request: MlxRequest, capacity: Capacity, observed: Observed | None = None) -> Answer:
     """Plans, judges and claims. Raises PlanError."""
     made = plan(facts, request, compute_device(capacity))
-    needed = sharpen(made.requirement, observed, made.weight_bytes)
+    needed = sharpen(made.requirement, observed)
     assessment = judge(needed, capacity)
     if assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):
         smaller = solve_context(facts, request, capacity, below=made.shape.context_tokens)
