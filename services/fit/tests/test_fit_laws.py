@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from weighbridge_fit.calibration import ComputeDevice, mlx
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import cache_growth, gated_delta, kv, workspace
@@ -99,10 +101,16 @@ def test_growth_worked_by_hand(chunks: list[int], expected: int) -> None:
     assert cache_growth.capacity_after(chunks) == expected
 
 
-def test_a_prompt_is_fed_in_steps_and_its_last_token_alone() -> None:
-    assert list(cache_growth.prompt_chunks(1, 512)) == [1]
-    assert list(cache_growth.prompt_chunks(513, 512)) == [512, 1]
-    assert list(cache_growth.prompt_chunks(1000, 512)) == [512, 487, 1]
+@given(st.integers(1, 6000), st.integers(1, 3000) | st.sampled_from([1, 2, 64, 255, 256, 257, 512]))
+def test_a_prompt_is_fed_in_steps_and_its_last_token_alone(tokens: int, step: int) -> None:
+    """Skipping rounds of equal steps changes nothing."""
+    chunks = [min(step, tokens - 1 - done) for done in range(0, tokens - 1, step)]
+    assert cache_growth.slots_for(tokens, step) == cache_growth.capacity_after([*chunks, 1])
+
+
+def test_the_longest_context_in_steps_of_one_takes_no_loop_over_its_tokens() -> None:
+    # 2^62 steps: a loop over them would never end. Steps of one that meet each slab's end waste nothing.
+    assert cache_growth.slots_for(1 << 62, 1) == 1 << 62
 
 
 def test_steps_that_share_the_slab_size_waste_nothing() -> None:

@@ -12,7 +12,10 @@ from weighbridge_fit.errors import WeightError, WeightReason
 MAX_VALUES = 500_000
 MAX_DEPTH = 32
 
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+# A string that never ends matches to the end of the text: a pattern that failed there would be tried again from every
+# escaped quote within it, which takes days for 8 MiB of them.
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class JsonObject(list[tuple[str, Any]]):
@@ -38,10 +41,17 @@ def loads_pairs(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = M
 
 def loads_object(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """Parses an object into plain dicts. Raises what `loads_pairs` raises, DUPLICATE_KEY, or HEADER_INVALID for a
-    non-object."""
-    value = _plain(loads_pairs(data, max_values=max_values, max_depth=max_depth))
-    if not isinstance(value, dict):
+    non-object and for text that is not Unicode."""
+    pairs = loads_pairs(data, max_values=max_values, max_depth=max_depth)
+    if not isinstance(pairs, JsonObject):
         raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not an object", offset=0)
+    value: dict[str, Any] = _plain(pairs)
+    if _SURROGATE_ESCAPE.search(data):
+        # JSON can spell half of a surrogate pair; no message, name or digest can carry it.
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise WeightError(WeightReason.HEADER_INVALID, "the JSON holds text that is not Unicode") from error
     return value
 
 

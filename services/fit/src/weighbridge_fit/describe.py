@@ -4,15 +4,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weighbridge_fit import model_config
+from weighbridge_fit.budget import MIB
 from weighbridge_fit.components import Component, activation_bytes, language_component
-from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.errors import WeightError, WeightReason, as_text
 from weighbridge_fit.facts import FileFacts, TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.files import open_regular
-from weighbridge_fit.folder import LoadedFile, Opener, loaded_files, read_json, split_parts
+from weighbridge_fit.folder import MAX_CONFIG_BYTES, LoadedFile, Opener, loaded_files, read_json, split_parts
 from weighbridge_fit.gguf import architecture as gguf_architecture
 from weighbridge_fit.gguf.reader import read_gguf
 from weighbridge_fit.safetensors.reader import read_safetensors
 from weighbridge_fit.tally import label, weight_facts
+
+# All files of one model together: four times the tensors of the largest published one (671 B parameters, 91,991), with
+# room for a scale and a zero point beside each.
+MAX_MODEL_TENSORS = 1 << 19
+MAX_MODEL_HEADER_BYTES = 256 * MIB
 
 _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 
@@ -40,24 +46,24 @@ def _describe_file(path: Path, admit: Opener, stopped: Callable[[], bool]) -> We
         real = admit(part)
         if real is None:
             raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=part.name)
-        files.append(LoadedFile(real, part.name, ""))
+        files.append(LoadedFile(real, as_text(part.name), ""))
     read = _read_all(files, stopped)
     if format is WeightFormat.GGUF:
-        return _gguf_facts(path.name, read)
+        return _gguf_facts(as_text(path.name), read)
     labelled = label(read, lambda file, tensor: Component.MODEL)
     return weight_facts(
-        path.name, format, read, labelled, architecture="", quantization=_dominant_type(read), geometry=None
+        as_text(path.name), format, read, labelled, architecture="", quantization=_dominant_type(read), geometry=None
     )
 
 
 def _describe_folder(folder: Path, admit: Opener, stopped: Callable[[], bool]) -> WeightFacts:
     files, notes = loaded_files(folder, admit)
     config_path = admit(folder / model_config.CONFIG_NAME)
-    config = read_json(config_path) if config_path else {}
+    config = read_json(config_path, MAX_CONFIG_BYTES) if config_path else {}
     read = _read_all(files, stopped)
     formats = {file.format for file in read}
     if formats == {WeightFormat.GGUF}:
-        return _gguf_facts(folder.name, read, tuple(notes))
+        return _gguf_facts(as_text(folder.name), read, tuple(notes))
     tied = config.get("tie_word_embeddings", model_config.architecture(config) == "qwen2") is True
 
     def component_of(file: FileFacts, tensor: TensorFact) -> str:
@@ -67,7 +73,7 @@ def _describe_folder(folder: Path, admit: Opener, stopped: Callable[[], bool]) -
     width = activation_bytes(tensor for component, tensor in labelled if component == Component.MODEL)
     tree = any(file.component for file in read)
     return weight_facts(
-        folder.name,
+        as_text(folder.name),
         WeightFormat.MIXED if len(formats) > 1 else WeightFormat.DIFFUSERS if tree else WeightFormat.SAFETENSORS,
         read,
         labelled,
@@ -95,12 +101,19 @@ def _gguf_facts(name: str, files: list[FileFacts], notes: tuple[str, ...] = ()) 
 
 
 def _read_all(files: list[LoadedFile], stopped: Callable[[], bool]) -> list[FileFacts]:
-    read = []
+    """The facts of each file. Raises PARSE_BUDGET when they are more than one model has."""
+    read: list[FileFacts] = []
+    tensors = header_bytes = 0
     for file in files:
         if stopped():
             raise ReadingStopped
         reader = read_gguf if _format_of(file.path) is WeightFormat.GGUF else read_safetensors
-        read.append(reader(file.path, file.name, file.component))
+        facts = reader(file.path, file.name, file.component)
+        tensors, header_bytes = tensors + facts.tensor_count, header_bytes + facts.header_bytes
+        if tensors > MAX_MODEL_TENSORS or header_bytes > MAX_MODEL_HEADER_BYTES:
+            message = "the files describe more tensors than any model has"
+            raise WeightError(WeightReason.PARSE_BUDGET, message, file=file.name)
+        read.append(facts)
     return read
 
 

@@ -2,6 +2,21 @@
 
 from enum import StrEnum
 
+# Longer names are shortened in messages: a message travels in a call's trailers, which are small.
+MAX_SHOWN = 80
+
+
+def shown(name: str | bytes) -> str:
+    """A name out of a file as it may stand in a message: quoted, short and printable, whatever the file says."""
+    if isinstance(name, bytes):
+        name = name.decode("utf-8", "replace")
+    return repr(name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "...")
+
+
+def as_text(name: str) -> str:
+    """A file's name as text that can travel: bytes that are not UTF-8 come as escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
 
 class WeightReason(StrEnum):
     """Stable reasons; they travel to clients in `google.rpc.ErrorInfo.reason`."""
@@ -41,7 +56,7 @@ class WeightError(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
-        self.file = file
+        self.file = as_text(file)
         self.offset = offset
 
     def in_file(self, file: str) -> "WeightError":

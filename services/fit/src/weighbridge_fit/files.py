@@ -47,17 +47,23 @@ def open_regular(path: Path) -> Iterator[RegularFile]:
     # swapped in.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
+        # Asked before opening too, because opening a device can do something (rewind a tape, start a watchdog).
+        _refuse_irregular(os.lstat(path), path)
         descriptor = os.open(path, flags)
     except OSError as error:
-        reason = WeightReason.UNREADABLE if path.is_file() else WeightReason.NOT_A_REGULAR_FILE
-        raise WeightError(reason, f"the file cannot be opened ({error.strerror})", file=path.name) from error
+        message = f"the file cannot be opened ({error.strerror})"
+        raise WeightError(WeightReason.UNREADABLE, message, file=path.name) from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise WeightError(WeightReason.NOT_A_REGULAR_FILE, "this is not a regular file", file=path.name)
+        _refuse_irregular(status, path)
         yield RegularFile(descriptor, status.st_size)
     except OSError as error:
         message = f"the file cannot be read ({error.strerror})"
         raise WeightError(WeightReason.UNREADABLE, message, file=path.name) from error
     finally:
         os.close(descriptor)
+
+
+def _refuse_irregular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise WeightError(WeightReason.NOT_A_REGULAR_FILE, "this is not a regular file", file=path.name)

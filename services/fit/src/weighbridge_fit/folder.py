@@ -5,10 +5,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from weighbridge_fit.bounded_json import loads_object
-from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.errors import WeightError, WeightReason, as_text
 from weighbridge_fit.files import open_regular
 
 # Folders below the model's own: a diffusers tree needs one, a nested checkpoint two or three.
@@ -16,10 +18,12 @@ MAX_DEPTH = 6
 MAX_ENTRIES = 20_000
 MAX_WEIGHT_FILES = 4096
 # The index of the largest published checkpoint (671 B parameters, 91,991 tensors) is 9 MiB.
-MAX_JSON_BYTES = 32 << 20
+MAX_INDEX_BYTES = 32 << 20
+# Configs are a few KiB; those with a quantisation per layer reach a few hundred.
+MAX_CONFIG_BYTES = 4 << 20
 INDEX_SUFFIX = ".safetensors.index.json"
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
 Opener = Callable[[Path], Path | None]
 
@@ -33,11 +37,11 @@ class LoadedFile:
     component: str
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     """A JSON object of bounded size. Raises `WeightError` naming the file."""
     with open_regular(path) as file:
         try:
-            if file.size > MAX_JSON_BYTES:
+            if file.size > max_bytes:
                 raise WeightError(WeightReason.HEADER_TOO_LARGE, "the file is too large to be what its name says")
             return loads_object(file.read_exactly(0, file.size))
         except WeightError as error:
@@ -63,17 +67,19 @@ def loaded_files(folder: Path, admit: Opener) -> tuple[list[LoadedFile], list[st
         by_folder = {"": by_folder[""]}
     files: list[LoadedFile] = []
     for parent in sorted(by_folder):
+        _refuse_incomplete_splits(by_folder[parent])
         names = _that_load(folder / parent, sorted(by_folder[parent]), others.get(parent, set()), admit, notes)
         for name in names:
             path = admit(folder / parent / name)
             relative = f"{parent}/{name}" if parent else name
             if path is None:
                 raise WeightError(WeightReason.UNREADABLE, "the file is missing or not readable", file=relative)
-            files.append(LoadedFile(path, relative, parent.split("/")[0]))
+            files.append(LoadedFile(path, as_text(relative), as_text(parent.split("/")[0])))
+            if len(files) > MAX_WEIGHT_FILES:
+                message = f"the folder holds more than {MAX_WEIGHT_FILES} weight files"
+                raise WeightError(WeightReason.PARSE_BUDGET, message)
     if not files:
         raise WeightError(WeightReason.NO_WEIGHTS, "the folder holds no safetensors or GGUF weights", file=folder.name)
-    if len(files) > MAX_WEIGHT_FILES:
-        raise WeightError(WeightReason.PARSE_BUDGET, f"the folder holds more than {MAX_WEIGHT_FILES} weight files")
     return files, notes
 
 
@@ -86,6 +92,15 @@ def split_parts(path: Path) -> list[Path]:
     if not 1 <= int(found["number"]) <= count or count > MAX_WEIGHT_FILES:
         return [path]
     return [path.with_name(f"{found['stem']}-{number:05d}-of-{found['count']}.gguf") for number in range(1, count + 1)]
+
+
+def _refuse_incomplete_splits(names: list[str]) -> None:
+    """A split GGUF is priced whole or not at all."""
+    present = set(names)
+    for name in names:
+        missing = [part.name for part in split_parts(Path(name)) if part.name not in present]
+        if missing:
+            raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=missing[0])
 
 
 def _that_load(folder: Path, names: list[str], others: set[str], admit: Opener, notes: list[str]) -> list[str]:
@@ -113,7 +128,7 @@ def _indexed(folder: Path, indexes: list[str], admit: Opener, notes: list[str]) 
     for name in indexes:
         path = admit(folder / name)
         try:
-            weight_map = read_json(path).get("weight_map") if path else None
+            weight_map = read_json(path, MAX_INDEX_BYTES).get("weight_map") if path else None
         except WeightError:
             weight_map = None
         if (
@@ -121,7 +136,7 @@ def _indexed(folder: Path, indexes: list[str], admit: Opener, notes: list[str]) 
             or not weight_map
             or not all(isinstance(shard, str) and _plain_name(shard) for shard in weight_map.values())
         ):
-            notes.append(f"The index {name} is broken and was ignored.")
+            notes.append(f"The index {as_text(name)} is broken and was ignored.")
             continue
         shards.update(weight_map.values())
     return shards
@@ -139,15 +154,17 @@ def _walk(folder: Path) -> Iterator[tuple[str, str]]:
     while pending:
         parent, depth = pending.pop()
         try:
-            entries = sorted(os.scandir(folder / parent), key=lambda entry: entry.name)
+            with os.scandir(folder / parent) as listing:
+                # One more than may be: the folder is never listed whole first.
+                entries = sorted(islice(listing, MAX_ENTRIES + 1 - seen), key=lambda entry: entry.name)
         except OSError as error:
             message = f"the folder cannot be listed ({error.strerror})"
             raise WeightError(WeightReason.UNREADABLE, message, file=parent) from error
+        seen += len(entries)
+        if seen > MAX_ENTRIES:
+            message = f"the folder holds more than {MAX_ENTRIES} entries"
+            raise WeightError(WeightReason.PARSE_BUDGET, message, file=parent)
         for entry in entries:
-            seen += 1
-            if seen > MAX_ENTRIES:
-                message = f"the folder holds more than {MAX_ENTRIES} entries"
-                raise WeightError(WeightReason.PARSE_BUDGET, message, file=parent)
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):

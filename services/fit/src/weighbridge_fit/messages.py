@@ -10,6 +10,7 @@ from weighbridge_fit.claim import Claim
 from weighbridge_fit.facts import ComponentTotal, FileSummary, PrecisionTotal, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.lines import Line, Range, Requirement, Source
+from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE, MAX_WORD
 from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape
 from weighbridge_fit.plans.mlx_qwen import MlxPlan
 from weighbridge_fit.verdict import Assessment, Verdict
@@ -67,6 +68,12 @@ _GEOMETRY_NUMBERS = (
     "quantization_group_size",
     "tied_embeddings",
 )
+# Facts given inline are nobody's file: 1 EiB is 2^20 times the largest published model, and sums of such sizes still
+# fit the contract's 64 bits.
+MAX_INLINE_BYTES = 1 << 60
+MAX_INLINE_ITEMS = 4096
+# float64
+MAX_ACTIVATION_BYTES = 8
 _LAYERS_BACK = {number: kind for kind, number in _LAYERS.items()}
 _FORMATS_BACK = {number: kind for kind, number in _FORMATS.items()}
 
@@ -128,8 +135,14 @@ def facts_from(message: weights_pb2.WeightFacts) -> WeightFacts:
         "largest_tensor_bytes": message.largest_tensor_bytes,
     }
     for name, value in counts.items():
-        if value < 0:
-            raise UnpriceableFactsError(f"model.facts.{name}", "cannot be negative")
+        if not 0 <= value <= MAX_INLINE_BYTES:
+            raise UnpriceableFactsError(f"model.facts.{name}", "is not a size that a model can have")
+    for name in ("components", "precisions", "files", "notes"):
+        if len(getattr(message, name)) > MAX_INLINE_ITEMS:
+            raise UnpriceableFactsError(f"model.facts.{name}", f"holds more than {MAX_INLINE_ITEMS} entries")
+    for name in ("architecture", "quantization", "model_digest"):
+        if len(getattr(message, name)) > MAX_WORD:
+            raise UnpriceableFactsError(f"model.facts.{name}", "is longer than any such word")
     if not message.tensor_bytes:
         raise UnpriceableFactsError("model.facts.tensor_bytes", "is needed to price a model")
     components = tuple(
@@ -273,8 +286,14 @@ def _geometry_message(geometry: ModelGeometry) -> weights_pb2.ModelGeometry:
 def _geometry_from(message: weights_pb2.ModelGeometry) -> ModelGeometry:
     values = {name: getattr(message, name) for name in _GEOMETRY_NUMBERS}
     for name, value in values.items():
-        if isinstance(value, int) and value < 0:
-            raise UnpriceableFactsError(f"model.facts.geometry.{name}", "cannot be negative")
+        if isinstance(value, int) and not 0 <= value <= MAX_SIZE:
+            raise UnpriceableFactsError(f"model.facts.geometry.{name}", "is not a size that a model can have")
+    if message.activation_bytes > MAX_ACTIVATION_BYTES:
+        raise UnpriceableFactsError("model.facts.geometry.activation_bytes", "is wider than any number")
+    if len(message.model_type) > MAX_WORD:
+        raise UnpriceableFactsError("model.facts.geometry.model_type", "is longer than any such word")
+    if len(message.layers) > MAX_LAYERS:
+        raise UnpriceableFactsError("model.facts.geometry.layers", f"names more than {MAX_LAYERS} layers")
     layers = []
     for number in message.layers:
         if number not in _LAYERS_BACK:

@@ -15,6 +15,8 @@ CONFIG_NAME = "config.json"
 # No published model comes near these; they bound loops and arithmetic.
 MAX_LAYERS = 4096
 MAX_SIZE = 1 << 31
+# Names of architectures and methods are short words.
+MAX_WORD = 128
 
 GATED_DELTA_TYPES = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe"})
 QWEN_TYPES = frozenset({"qwen2", "qwen3", "qwen3_moe"}) | GATED_DELTA_TYPES
@@ -33,8 +35,7 @@ _FLOAT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 def architecture(config: Mapping[str, Any]) -> str:
     """The model's own type name; "" when the config does not say."""
-    name = config.get("model_type", "")
-    return name if isinstance(name, str) else ""
+    return _word(config.get("model_type"))
 
 
 def geometry_from_config(config: Mapping[str, Any], activation_bytes: int = 0) -> ModelGeometry | None:
@@ -153,13 +154,15 @@ def quantization_words(config: Mapping[str, Any]) -> str:
     """Quantisation in words; "" when the config names none."""
     bits, group_size = _quantization(config)
     if bits:
-        section = config["quantization"]
-        mode = section.get("mode", "affine")
-        return f"{mode if isinstance(mode, str) else 'affine'} {bits} bit, groups of {group_size}"
+        mode = _word(config["quantization"].get("mode")) or "affine"
+        return f"{mode} {bits} bit, groups of {group_size}"
     method = config.get("quantization_config")
-    if isinstance(method, Mapping) and isinstance(method.get("quant_method"), str):
-        return str(method["quant_method"])
-    return ""
+    return _word(method.get("quant_method")) if isinstance(method, Mapping) else ""
+
+
+def _word(value: Any) -> str:
+    """A short text; "" for anything else."""
+    return value if isinstance(value, str) and len(value) <= MAX_WORD else ""
 
 
 def _config_activation_bytes(config: Mapping[str, Any], fields: _Fields) -> int:

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# PATH_MAX of Linux; every part of a longer reference would be looked up on the disk.
+MAX_REFERENCE = 4096
+
 
 class ModelNotFoundError(Exception):
     """There is no such model for the caller: absent, outside the root, or not readable. The cases must look alike."""
@@ -24,7 +27,7 @@ class ModelsRoot:
 
         Raises ModelNotFoundError. Never says whether something exists outside the root.
         """
-        if not reference or "\0" in reference:
+        if not reference or len(reference) > MAX_REFERENCE or "\0" in reference:
             raise ModelNotFoundError(reference)
         try:
             # strict: a path that does not exist is refused by the same exception as one that may not be seen.

@@ -32,8 +32,8 @@ def sharpen(requirement: Requirement, observed: Observed | None) -> Requirement:
     """Expected becomes p95 x 1.03 after enough launches, never below the low bound; low and high stay.
 
     The low bound (weights, a full cache) is the floor because launches that used little of their context prove nothing
-    about the next one: an engine that claimed less than its plan surely needs would be ended in the middle of an answer.
-    Where a measurement lies above the high bound, that bound gives way: a range must hold what it is a range of.
+    about the next one: an engine that claimed less than its plan surely needs would be ended in mid-answer. Where
+    a measurement lies above the high bound, that bound gives way: a range must hold what it is a range of.
     """
     if observed is None or observed.count < ENOUGH:
         return requirement

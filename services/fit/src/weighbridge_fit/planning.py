@@ -8,13 +8,10 @@ from weighbridge_fit.claim import Claim, claim_for
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.lines import Requirement, Source
 from weighbridge_fit.observed import ENOUGH, Observed, sharpen
-from weighbridge_fit.plans.mlx_options import MlxRequest
+from weighbridge_fit.plans.mlx_options import LONGEST_CONTEXT, MlxRequest
 from weighbridge_fit.plans.mlx_qwen import MlxPlan, plan
 from weighbridge_fit.solve import largest_context
 from weighbridge_fit.verdict import Assessment, Verdict, help_for, judge
-
-# Where a model does not say how long a context it was made for; beyond what any published model claims.
-LONGEST_CONTEXT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

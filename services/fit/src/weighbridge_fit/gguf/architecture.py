@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE
+from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE, MAX_WORD
 
 # Architectures whose every layer is full attention over key-value heads.
 PLAIN_ATTENTION = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})
@@ -15,8 +15,8 @@ PLAIN_ATTENTION = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})
 
 def architecture(metadata: Mapping[str, Any]) -> str:
     """general.architecture, "" when absent or not a string."""
-    value = metadata.get("general.architecture", "")
-    return value if isinstance(value, str) else ""
+    value = metadata.get("general.architecture")
+    return value if isinstance(value, str) and len(value) <= MAX_WORD else ""
 
 
 def geometry_from_metadata(metadata: Mapping[str, Any], arrays: Mapping[str, int], tied: bool) -> ModelGeometry | None:

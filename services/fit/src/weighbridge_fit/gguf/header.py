@@ -11,7 +11,7 @@ from struct import Struct, unpack_from
 from types import MappingProxyType
 from typing import Any
 
-from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.errors import WeightError, WeightReason, shown
 from weighbridge_fit.facts import MAX_ELEMENTS, TensorFact
 from weighbridge_fit.gguf import types
 from weighbridge_fit.gguf.window import Window
@@ -105,20 +105,21 @@ class _PairReader:
         self.position += _LENGTH.size + len(key.encode("utf-8"))
         self._window.tick(start)
         if key in self._seen:
-            raise WeightError(WeightReason.DUPLICATE_KEY, f"the key {key!r} appears twice", offset=start)
+            raise WeightError(WeightReason.DUPLICATE_KEY, f"the key {shown(key)} appears twice", offset=start)
         self._seen.add(key)
-        kind = self._unpack(_KIND, f"the type of {key!r}")[0]
+        name = shown(key)
+        kind = self._unpack(_KIND, f"the type of {name}")[0]
         if kind == types.ARRAY:
-            count, values = self._array(key, 1)
+            count, values = self._array(name, 1)
             self.arrays[key] = count
             if values is not None:
                 self.metadata[key] = values
         elif kind == types.STRING:
-            text = self._string(key)
+            text = self._string(name)
             if text is not None:
                 self.metadata[key] = text
         else:
-            self.metadata[key] = self._scalar(kind, key)
+            self.metadata[key] = self._scalar(kind, name)
 
     def _keeps(self, size: int) -> bool:
         """Whether a value of `size` bytes may still be kept; counts it if so."""
@@ -137,17 +138,17 @@ class _PairReader:
     def _scalar(self, kind: int, key: str) -> Any:
         code = types.SCALAR_CODES.get(kind)
         if code is None:
-            message = f"the key {key!r} has the unknown value type {kind}"
+            message = f"the key {key} has the unknown value type {kind}"
             raise WeightError(WeightReason.BAD_VALUE_TYPE, message, offset=self.position - _KIND.size)
-        return self._unpack(Struct("<" + code), f"the value of {key!r}")[0]
+        return self._unpack(Struct("<" + code), f"the value of {key}")[0]
 
     def _string(self, key: str) -> str | None:
         """A string value; None for one too long to keep."""
         start = self.position
-        length = self._unpack(_LENGTH, f"the length of {key!r}")[0]
-        _check_count(length, 1, self.position, self._window.size, f"bytes in the string {key!r}", start)
+        length = self._unpack(_LENGTH, f"the length of {key}")[0]
+        _check_count(length, 1, self.position, self._window.size, f"bytes in the string {key}", start)
         end = self.position + length
-        self._window.need(end, f"the string {key!r}")
+        self._window.need(end, f"the string {key}")
         keep = length <= MAX_KEPT_STRING_BYTES and self._keeps(length)
         raw = self._window.data[self.position : end] if keep else None
         self.position = end
@@ -157,26 +158,26 @@ class _PairReader:
     def _array(self, key: str, depth: int) -> tuple[int, list[Any] | None]:
         """Length and values of an array; None instead of values when they are not kept."""
         start = self.position
-        kind, count = self._unpack(_ARRAY_HEAD, f"the array {key!r}")
+        kind, count = self._unpack(_ARRAY_HEAD, f"the array {key}")
         if kind == types.STRING:
-            _check_count(count, _LENGTH.size, self.position, self._window.size, f"strings in {key!r}", start + 4)
+            _check_count(count, _LENGTH.size, self.position, self._window.size, f"strings in {key}", start + 4)
             return count, self._strings(key, count)
         if kind == types.ARRAY:
             if depth >= MAX_ARRAY_DEPTH:
-                message = f"the array {key!r} is nested more than {MAX_ARRAY_DEPTH} levels deep"
+                message = f"the array {key} is nested more than {MAX_ARRAY_DEPTH} levels deep"
                 raise WeightError(WeightReason.TOO_DEEP, message, offset=start)
-            _check_count(count, _ARRAY_HEAD.size, self.position, self._window.size, f"arrays in {key!r}", start + 4)
+            _check_count(count, _ARRAY_HEAD.size, self.position, self._window.size, f"arrays in {key}", start + 4)
             for _ in range(count):
                 self._window.tick(self.position)
                 self._array(key, depth + 1)
             return count, None
         width = types.SCALAR_BYTES.get(kind)
         if width is None:
-            message = f"the array {key!r} has the unknown element type {kind}"
+            message = f"the array {key} has the unknown element type {kind}"
             raise WeightError(WeightReason.BAD_VALUE_TYPE, message, offset=start)
-        _check_count(count, width, self.position, self._window.size, f"elements in {key!r}", start + 4)
+        _check_count(count, width, self.position, self._window.size, f"elements in {key}", start + 4)
         end = self.position + count * width
-        self._window.need(end, f"the array {key!r}")
+        self._window.need(end, f"the array {key}")
         values = None
         if count <= MAX_KEPT_ARRAY and self._keeps(count * width):
             values = list(unpack_from(f"<{count}{types.SCALAR_CODES[kind]}", self._window.data, self.position))
@@ -207,8 +208,8 @@ class _PairReader:
                 position = following
             left -= batch
             if left and position > held:
-                window.need(position + _LENGTH.size, f"the strings of {key!r}")
-        window.need(position, f"the strings of {key!r}")
+                window.need(position + _LENGTH.size, f"the strings of {key}")
+        window.need(position, f"the strings of {key}")
         self.position = position
         return None if kept is None else [text.decode("utf-8", "replace") for text in kept]
 
@@ -233,12 +234,12 @@ def _read_descriptions(window: Window, position: int, count: int) -> tuple[int, 
         name = _name(window, position, "a tensor name")
         position += _LENGTH.size + len(name.encode("utf-8"))
         if name in seen:
-            raise WeightError(WeightReason.DUPLICATE_KEY, f"the tensor {name!r} is described twice", offset=at)
+            raise WeightError(WeightReason.DUPLICATE_KEY, f"the tensor {shown(name)} is described twice", offset=at)
         seen.add(name)
         window.need(position + 4, "a tensor description")
         dimensions = _KIND.unpack_from(window.data, position)[0]
         if dimensions > MAX_DIMENSIONS:
-            message = f"the tensor {name!r} has {dimensions} dimensions, ggml knows {MAX_DIMENSIONS}"
+            message = f"the tensor {shown(name)} has {dimensions} dimensions, ggml knows {MAX_DIMENSIONS}"
             raise WeightError(WeightReason.BAD_SHAPE, message, offset=position)
         end = position + 4 + 8 * dimensions + 4 + 8
         window.need(end, "a tensor description")
@@ -259,15 +260,15 @@ def _placed(described: list[_Description], data_start: int, file_size: int, alig
     for rank, index in enumerate(order):
         tensor = described[index]
         if tensor.offset % alignment:
-            message = f"the tensor {tensor.name!r} is not aligned to {alignment} bytes"
+            message = f"the tensor {shown(tensor.name)} is not aligned to {alignment} bytes"
             raise WeightError(WeightReason.BAD_OFFSETS, message, offset=tensor.at)
         following = described[order[rank + 1]].offset if rank + 1 < len(order) else data_bytes
         fact = _sized(tensor, max(0, min(following, data_bytes) - tensor.offset))
         if tensor.offset < free_from:
-            message = f"the tensor {tensor.name!r} overlaps another"
+            message = f"the tensor {shown(tensor.name)} overlaps another"
             raise WeightError(WeightReason.BAD_OFFSETS, message, offset=tensor.at)
         if tensor.offset + fact.bytes > data_bytes:
-            message = f"the tensor {tensor.name!r} reaches beyond the end of the file"
+            message = f"the tensor {shown(tensor.name)} reaches beyond the end of the file"
             raise WeightError(WeightReason.TRUNCATED, message, offset=tensor.at)
         free_from = tensor.offset + fact.bytes
         facts[index] = fact
@@ -278,14 +279,14 @@ def _sized(tensor: _Description, room: int) -> TensorFact:
     """A tensor with its bytes. One of an unknown type is as large as the room up to the next tensor."""
     elements = prod(tensor.shape)
     if elements > MAX_ELEMENTS or max(tensor.shape, default=0) > MAX_ELEMENTS:
-        message = f"the shape of tensor {tensor.name!r} multiplies to more elements than any file can hold"
+        message = f"the shape of tensor {shown(tensor.name)} multiplies to more elements than any file can hold"
         raise WeightError(WeightReason.BAD_SHAPE, message, offset=tensor.at)
     known = types.TENSOR_TYPES.get(tensor.kind)
     if known is None:
         return TensorFact(tensor.name, f"TYPE_{tensor.kind}", tensor.shape, elements, room)
     row = tensor.shape[0] if tensor.shape else 1
     if row % known.block_elements:
-        message = f"a row of the {known.name} tensor {tensor.name!r} is not a whole number of blocks"
+        message = f"a row of the {known.name} tensor {shown(tensor.name)} is not a whole number of blocks"
         raise WeightError(WeightReason.BAD_SHAPE, message, offset=tensor.at)
     size = elements // known.block_elements * known.block_bytes
     return TensorFact(tensor.name, known.name, tensor.shape, elements, size)
@@ -317,6 +318,6 @@ def _check_count(count: int, least_bytes: int, position: int, file_size: int, wh
 def _alignment(metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        message = f"general.alignment must be a power of two from 1 to {MAX_ALIGNMENT}, not {value!r}"
+        message = f"general.alignment must be a power of two from 1 to {MAX_ALIGNMENT}, not {shown(str(value))}"
         raise WeightError(WeightReason.BAD_ALIGNMENT, message)
     return value

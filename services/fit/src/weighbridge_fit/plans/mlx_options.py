@@ -7,7 +7,11 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.plans.errors import PlanError
 
 DEFAULT_CONTEXT_TOKENS = 4096
+# Beyond what any published model claims.
+LONGEST_CONTEXT = 1 << 24
 MAX_SLOTS = 256
+# More than any machine's memory.
+MAX_ALLOCATOR_CACHE_BYTES = 1 << 50
 MAX_PREFILL_STEP = 65_536
 # What mlx-lm's QuantizedKVCache packs without a remainder, and what MLX quantises in.
 KV_BITS = (2, 4, 8)
@@ -58,6 +62,9 @@ def settle(
     context = request.context_tokens or min(DEFAULT_CONTEXT_TOKENS, longest or DEFAULT_CONTEXT_TOKENS)
     if context < 1:
         raise PlanError("INVALID_OPTION", "workload.chat.context_tokens", "A context needs at least one token.")
+    if context > LONGEST_CONTEXT:
+        message = f"No model reads {context:,} tokens; at most {LONGEST_CONTEXT:,} can be asked for."
+        raise PlanError("CONTEXT_TOO_LONG", "workload.chat.context_tokens", message)
     if longest and context > longest:
         message = f"The model was made for at most {longest:,} tokens, a context of {context:,} was asked for."
         raise PlanError("CONTEXT_TOO_LONG", "workload.chat.context_tokens", message)
@@ -77,8 +84,9 @@ def _allocator_cache(request: MlxRequest, weight_bytes: int, calibration: Calibr
     if request.allocator_cache_bytes is None:
         least, most = calibration["allocator_cache_floor_bytes"], calibration["allocator_cache_cap_bytes"]
         return int(min(max(weight_bytes // CACHE_SHARE, least.expected), most.expected))
-    if request.allocator_cache_bytes < 0:
-        raise PlanError("INVALID_OPTION", "options.mlx.allocator_cache_bytes", "A size cannot be negative.")
+    if not 0 <= request.allocator_cache_bytes <= MAX_ALLOCATOR_CACHE_BYTES:
+        message = "The allocator cannot keep that much: a size from zero to that of a machine is needed."
+        raise PlanError("INVALID_OPTION", "options.mlx.allocator_cache_bytes", message)
     return request.allocator_cache_bytes
 
 

@@ -16,6 +16,8 @@ from weighbridge_fit.model_config import QWEN_TYPES
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape, settle
 
+# What the contract's signed 64 bits hold.
+MAX_BYTES = 2**63 - 1
 _BOUNDS = ("low", "expected", "high")
 _ALLOCATOR_CACHE = "allocator_cache"
 
@@ -55,9 +57,13 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
     process = _process_lines(geometry, calibration)
     working = requirement((*caches, *(line for line in phases if line.component != _ALLOCATOR_CACHE))).total
     lines = (_weight_line(facts, weights), *caches, *process, _slack_line(weights, working, calibration), *phases)
+    needed = requirement(lines)
+    if needed.total.high > MAX_BYTES:
+        message = "The model's sizes multiply to more memory than can be counted: its configuration is wrong."
+        raise PlanError("UNSUPPORTED_ARCHITECTURE", "model", message)
     return MlxPlan(
         shape=shape,
-        requirement=requirement(lines),
+        requirement=needed,
         weight_bytes=weights,
         process_bytes=sum(line.bytes.expected for line in process),
         notes=_notes(facts, geometry, device),
@@ -82,6 +88,14 @@ def _supported(facts: WeightFacts) -> ModelGeometry:
         "layers": len(geometry.layers),
         "activation_bytes": geometry.activation_bytes,
     }
+    if LayerKind.GATED_DELTA in geometry.layers:
+        needed |= {
+            "delta_key_heads": geometry.delta_key_heads,
+            "delta_value_heads": geometry.delta_value_heads,
+            "delta_key_size": geometry.delta_key_size,
+            "delta_value_size": geometry.delta_value_size,
+            "delta_conv_width": geometry.delta_conv_width,
+        }
     missing = [name for name, value in needed.items() if not value]
     if missing:
         message = f"The model's geometry does not say its {', '.join(missing)}."

@@ -15,7 +15,7 @@ from operator import sub
 from typing import Any
 
 from weighbridge_fit.bounded_json import JsonObject, loads_pairs
-from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.errors import WeightError, WeightReason, shown
 from weighbridge_fit.facts import MAX_ELEMENTS, PrecisionTotal, TensorFact, precision_totals
 from weighbridge_fit.safetensors.dtypes import BYTES_PER_ELEMENT
 
@@ -95,7 +95,7 @@ def parse(header: bytes, data_bytes: int) -> Header:
     names, layouts, begins, ends, metadata = columns
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {_shown(twice)} twice")
+        raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {shown(twice)} twice")
     sizes = list(map(sub, ends, begins))
     _check_tiling(names, begins, ends, sizes, data_bytes, PREFIX_BYTES + len(header))
     # Thousands of tensors are of a dozen kinds; each kind is checked once.
@@ -117,7 +117,10 @@ def _fast_columns(header: bytes) -> Columns | None:
     metadata: dict[str, str] = {}
     if found := _METADATA.match(body, position):
         position = found.end()
-        metadata = _checked_metadata(loads_pairs(found.group(1)))
+        try:
+            metadata = _checked_metadata(loads_pairs(found.group(1)))
+        except WeightError:  # The strict path knows the place in the whole header.
+            return None
     if _RUST_ORDER.match(body, position):
         names, layouts, offsets = zip(*_RUST_ORDER.findall(body, position), strict=True)
     elif _SORTED_ORDER.match(body, position):
@@ -181,28 +184,28 @@ def _checked_metadata(pairs: Any) -> dict[str, str]:
 
 def _unique_fields(name: str, entry: Any) -> dict[str, Any]:
     if not isinstance(entry, JsonObject):
-        raise WeightError(WeightReason.HEADER_INVALID, f"the entry of tensor {_shown(name)} is not an object")
+        raise WeightError(WeightReason.HEADER_INVALID, f"the entry of tensor {shown(name)} is not an object")
     fields = dict(entry)
     if len(fields) != len(entry):
-        raise WeightError(WeightReason.DUPLICATE_KEY, f"the entry of tensor {_shown(name)} names a field twice")
+        raise WeightError(WeightReason.DUPLICATE_KEY, f"the entry of tensor {shown(name)} names a field twice")
     return fields
 
 
 def _checked_layout(name: str, fields: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
     dtype, shape = fields.get("dtype"), fields.get("shape")
     if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
-        raise WeightError(WeightReason.HEADER_INVALID, f"tensor {_shown(name)} has no dtype")
+        raise WeightError(WeightReason.HEADER_INVALID, f"tensor {shown(name)} has no dtype")
     if type(shape) is not list or not all(map(_is_count, shape)):
-        raise WeightError(WeightReason.BAD_SHAPE, f"the shape of tensor {_shown(name)} is not a list of sizes")
+        raise WeightError(WeightReason.BAD_SHAPE, f"the shape of tensor {shown(name)} is not a list of sizes")
     if len(shape) > MAX_DIMENSIONS:
-        message = f"tensor {_shown(name)} has more than {MAX_DIMENSIONS} dimensions"
+        message = f"tensor {shown(name)} has more than {MAX_DIMENSIONS} dimensions"
         raise WeightError(WeightReason.BAD_SHAPE, message)
     return dtype, tuple(shape)
 
 
 def _checked_offsets(name: str, offsets: Any) -> tuple[int, int]:
     if type(offsets) is not list or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise WeightError(WeightReason.BAD_OFFSETS, f"tensor {_shown(name)} has no begin and end offset")
+        raise WeightError(WeightReason.BAD_OFFSETS, f"tensor {shown(name)} has no begin and end offset")
     return offsets[0], offsets[1]
 
 
@@ -221,10 +224,10 @@ def _check_tiling(
     for begin, end, name in sorted(zip(begins, ends, names, strict=True)):
         if begin != position:
             kind = "a gap before" if begin > position else "an overlap with"
-            message = f"there is {kind} tensor {_shown(name)}"
+            message = f"there is {kind} tensor {shown(name)}"
             raise WeightError(WeightReason.BAD_OFFSETS, message, offset=data_start + min(begin, position))
         if end < begin:
-            message = f"tensor {_shown(name)} ends before it begins"
+            message = f"tensor {shown(name)} ends before it begins"
             raise WeightError(WeightReason.BAD_OFFSETS, message, offset=data_start + position)
         position = end
     if position != data_bytes:
@@ -253,10 +256,3 @@ def _layout_from_text(text: bytes) -> tuple[str, tuple[int, ...]]:
         dtype, sizes = found.groups()
         return dtype.decode("ascii"), tuple(map(int, sizes.split(b","))) if sizes else ()
     return _checked_layout("", dict(loads_pairs(b"{" + text + b"}")))
-
-
-def _shown(name: str | bytes) -> str:
-    """A tensor name as it may stand in a message: short and printable, whatever the file says."""
-    if isinstance(name, bytes):
-        name = name.decode("utf-8")
-    return repr(name if len(name) <= 80 else name[:77] + "...")
