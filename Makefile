@@ -67,8 +67,8 @@ demo: setup ## a model weighed, admitted and talking, with the trace of it all
 up: setup ## the whole suite on this machine, until Ctrl-C
 	@$(BIN)/weighbridge up
 
-test: setup ## every test (TESTS=path, ARGS='pytest options')
-	@$(BIN)/python -m pytest $(ARGS) $(TESTS)
+test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options')
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) $(TESTS)
 
 lint: setup ## formatting, lint, types, contracts, containers
 	$(BIN)/ruff check .

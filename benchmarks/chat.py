@@ -17,8 +17,9 @@ from tests.harness import make_model, running_suite
 
 MODELS = Path(".cache/models")
 PROMPT = "Write a long story about a weighbridge at the harbour, with many details."
-OUTPUT_TOKENS = 96
-ROUNDS = 9
+OUTPUT_TOKENS = 48
+ROUNDS = 7
+"""On a CPU the demo model makes some ten tokens a second, so this is minutes, not seconds."""
 
 
 class DirectMlx:

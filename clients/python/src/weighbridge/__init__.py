@@ -4,12 +4,35 @@
 machine; neither needs them installed.
 """
 
-from weighbridge_proto.errors import RpcFailure
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from weighbridge.client import Engine, Suite
-from weighbridge.failures import CallError
-from weighbridge.machines import parse_machine
-from weighbridge.sync import SyncSuite
-from weighbridge.version import __version__
+if TYPE_CHECKING:
+    from weighbridge_proto.errors import RpcFailure
+
+    from weighbridge.client import Engine, Suite
+    from weighbridge.failures import CallError
+    from weighbridge.machines import parse_machine
+    from weighbridge.sync import SyncSuite
+    from weighbridge.version import __version__
 
 __all__ = ["CallError", "Engine", "RpcFailure", "Suite", "SyncSuite", "__version__", "parse_machine"]
+
+_HOMES = {
+    "CallError": "weighbridge.failures",
+    "Engine": "weighbridge.client",
+    "RpcFailure": "weighbridge_proto.errors",
+    "Suite": "weighbridge.client",
+    "SyncSuite": "weighbridge.sync",
+    "__version__": "weighbridge.version",
+    "parse_machine": "weighbridge.machines",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used: gRPC takes half a second, in which the command could not yet take care of a Ctrl-C, and
+    # which the lifeline of each service (weighbridge.supervision.lifeline) needs none of.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value

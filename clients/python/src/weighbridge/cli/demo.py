@@ -1,14 +1,12 @@
 """`demo`: the whole way of one model, scripted and checked."""
 
-import asyncio
 import os
-import signal
 from pathlib import Path
 
 import click
 
 from weighbridge.cli.output import console, say
-from weighbridge.cli.running import CommandError, run_command
+from weighbridge.cli.running import CommandError, cancelled_by_signals, run_command
 from weighbridge.failures import ExitCode
 from weighbridge.supervision.process import StartFailedError
 from weighbridge.supervision.services import MissingServiceError, suite_services
@@ -17,7 +15,7 @@ from weighbridge.telemetry import sdk_installed
 MODEL_FOLDER = Path(".demo/models/smollm2-135m-instruct")
 
 
-@click.command()
+@click.command(short_help="Show the whole way of one small real model.")
 @click.option(
     "--model-folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -38,12 +36,10 @@ def demo(model_folder: Path) -> None:
         from weighbridge.demo.model import DemoModelError
         from weighbridge.demo.script import Demo
 
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             run = Demo(model_folder, dict(os.environ), suite_services(["mlx"]), console())
-            await run.run()
+            with cancelled_by_signals():
+                await run.run()
         except (DemoModelError, MissingServiceError, StartFailedError) as failed:
             raise CommandError(str(failed)) from None
         click.echo()

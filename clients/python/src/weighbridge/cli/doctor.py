@@ -20,7 +20,7 @@ from weighbridge.supervision.services import is_installed
 STYLES = {State.OK: "green", State.ABSENT: "yellow", State.BROKEN: "bold red"}
 
 
-@click.command()
+@click.command(short_help="What is found, what is missing, and the next step.")
 @click.option("--json", "json_output", is_flag=True, help="Print JSON instead of text.")
 def doctor(json_output: bool) -> None:
     """What is found of the suite here, what is missing, and the one next step.

@@ -37,7 +37,7 @@ def facts(model: str, json_output: bool) -> None:
     run_command("facts", body, json_output=json_output)
 
 
-@click.command()
+@click.command(short_help="Will MODEL run here, and what does it cost?")
 @click.argument("model")
 @workload_options
 @click.option("--size", type=PixelsParam(), help="Width and height of an image in pixels, such as 1024x1024.")

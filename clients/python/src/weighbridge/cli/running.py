@@ -2,13 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import click
 from weighbridge_proto import targets
 
+from weighbridge import interrupts
 from weighbridge.cli.output import print_failure, say
 from weighbridge.client import Suite
 from weighbridge.failures import CallError, ExitCode, exit_code
@@ -35,18 +37,41 @@ def run_command(
     ``traced``: inside a root span of its own, where telemetry is on.
     """
     code = ExitCode.DONE
-    try:
-        with traced_command(f"weighbridge {name}") if traced else nullcontext():
-            code = asyncio.run(body()) or ExitCode.DONE
-    except CallError as failed:
-        print_failure(failed.failure, json_output=json_output)
-        code = exit_code(failed.failure)
-    except CommandError as failed:
-        say(str(failed))
-        code = failed.code
-    except (KeyboardInterrupt, asyncio.CancelledError):  # a signal
-        code = ExitCode.INTERRUPTED
+    with interrupts.raised():
+        try:
+            with traced_command(f"weighbridge {name}") if traced else nullcontext():
+                code = asyncio.run(body()) or ExitCode.DONE
+        except CallError as failed:
+            print_failure(failed.failure, json_output=json_output)
+            code = exit_code(failed.failure)
+        except CommandError as failed:
+            say(str(failed))
+            code = failed.code
+        except (KeyboardInterrupt, asyncio.CancelledError):  # a signal
+            code = ExitCode.INTERRUPTED
     raise click.exceptions.Exit(int(code))
+
+
+@contextmanager
+def cancelled_by_signals() -> Iterator[None]:
+    """While open, each signal that asks to end cancels the current task, and does nothing else.
+
+    For a command that leaves files or processes behind unless its clean-up runs to its end: asyncio by itself cancels
+    at the first Ctrl-C, breaks the clean-up off at the second, and lets SIGTERM and SIGHUP end the process.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None, "entered inside a task"
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield
+        return
+    watched = interrupts.stop_signals()
+    for number in watched:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        for number in watched:
+            loop.remove_signal_handler(number)
 
 
 def open_suite(environ: Mapping[str, str] | None = None) -> Suite:

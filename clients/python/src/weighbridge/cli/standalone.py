@@ -8,7 +8,7 @@ from weighbridge_proto import targets
 from weighbridge_proto.errors import UNREACHABLE
 
 from weighbridge.cli.output import say
-from weighbridge.cli.running import CommandError, open_suite
+from weighbridge.cli.running import CommandError, cancelled_by_signals, open_suite
 from weighbridge.client import Suite
 from weighbridge.failures import CallError, ExitCode
 from weighbridge.supervision.services import is_installed
@@ -50,6 +50,7 @@ async def own_suite() -> AsyncIterator[Suite]:
     from weighbridge import local  # services are imported only where they are needed
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(cancelled_by_signals())  # the services keep a temporary folder
         try:
             services = await stack.enter_async_context(local.local_services(os.environ))
         except local.LocalSettingsError as wrong:

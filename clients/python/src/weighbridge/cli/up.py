@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 from weighbridge_proto import targets
 
+from weighbridge import interrupts
 from weighbridge.cli.output import say
 from weighbridge.cli.running import CommandError, run_command
 from weighbridge.failures import ExitCode
@@ -83,9 +83,7 @@ async def keep_up(
             suite.stop_at_once()
 
     loop = asyncio.get_running_loop()
-    # A hang-up that is ignored (nohup) stays ignored.
-    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    watched = (signal.SIGINT, signal.SIGTERM, *hang_up)
+    watched = interrupts.stop_signals()
     for number in watched:
         loop.add_signal_handler(number, on_signal)
     try:

@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator
 import grpc
 from weighbridge_common.sizes import format_gib
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
-from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
+from weighbridge_proto.errors import RequestError, invalid_argument, unavailable
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.engine_host import EngineHost
+from weighbridge_engines.host.kind import EngineLostError
 from weighbridge_engines.host.lease import LeaseEndingError
 from weighbridge_engines.host.metrics import ChatMeasure, mark_chat_end, mark_chat_span
 from weighbridge_engines.host.residency import Residency
@@ -34,6 +35,7 @@ async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator
     """
     if not request.messages:
         raise invalid_argument("messages", "a conversation needs at least one message", "EMPTY_CONVERSATION")
+    host.around.kind.check_chat(request)
     measure = ChatMeasure(host.around.clock.monotonic())
     model_name, usage, error_type = "", None, None
     wish = Wish(
@@ -76,6 +78,9 @@ async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator
     except (asyncio.CancelledError, GeneratorExit):
         error_type = "CANCELLED"
         raise
+    except Exception as error:
+        error_type = type(error).__qualname__
+        raise
     finally:
         host.metrics.answered(model_name, measure, host.around.clock.monotonic(), usage, error_type)
 
@@ -108,23 +113,15 @@ async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGe
             async for response in responses:
                 residency.sign_of_life()
                 yield response
-    except grpc.RpcError as error:
-        raise await _explained(residency, RpcFailure.from_rpc_error(error)) from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if residency.forced.done() and (task is None or not task.cancelling()):
-            # Not the caller gave up: the connection to the engine was closed under it.
-            raise RequestError.from_failure(residency.forced.result()) from None
-        raise
+    except EngineLostError as error:
+        raise await _explained(residency, error) from error
 
 
-async def _explained(residency: Residency, failure: RpcFailure) -> RequestError:
-    """What a call to the engine that failed means: the engine's own word, or why the engine is gone."""
-    if failure.is_ours and not residency.forced.done():
-        return RequestError.from_failure(failure)
+async def _explained(residency: Residency, lost: EngineLostError) -> RequestError:
+    """Why the engine is gone."""
     await first_of(residency.forced, residency.trouble, timeout_s=EXPLANATION_S)
     if residency.trouble.done():
         return RequestError.from_failure(residency.trouble.result().failure)
     if residency.forced.done():
         return RequestError.from_failure(residency.forced.result())
-    return RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine failed: {failure.code.name}.")
+    return RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine broke off the answer ({lost}).")

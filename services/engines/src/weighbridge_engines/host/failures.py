@@ -105,6 +105,15 @@ def engine_died(explanation: ExitExplanation) -> RpcFailure:
     )
 
 
+def run_dir_unusable(what: str, error: OSError) -> RequestError:
+    """The run folder is full, gone or not ours."""
+    return RequestError(
+        grpc.StatusCode.INTERNAL,
+        "ENGINE_START_FAILED",
+        f"The run folder {what}: {error.strerror}. Free space in it, or start the suite again if it was removed.",
+    )
+
+
 def start_timed_out(title: str, seconds: float) -> RpcFailure:
     """The engine did not become ready."""
     return RpcFailure(

@@ -28,6 +28,10 @@ class KindDescription:
     unavailable_reason: str = ""
 
 
+class EngineLostError(Exception):
+    """A call to the engine broke off without a word of the engine's: it is gone, or the connection to it was closed."""
+
+
 class Runtime(Protocol):
     """A started engine process, as the host talks to it."""
 
@@ -44,7 +48,7 @@ class Runtime(Protocol):
 
         Raises:
             RequestError: the engine refuses the model, and why.
-            grpc.RpcError, OSError: the engine does not answer.
+            EngineLostError: see there.
         """
         ...
 
@@ -113,11 +117,20 @@ class Kind(Protocol):
         """
         ...
 
+    def check_chat(self, request: chat_pb.ChatRequest) -> None:
+        """Refuse a chat that this engine cannot answer whatever the model, before one is loaded for it.
+
+        Raises:
+            RequestError: why not.
+        """
+        ...
+
     def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
         """How to start the planned model.
 
         Args:
-            workspace: an empty private folder that exists as long as the process.
+            workspace: an empty private folder that exists as long as the process. It is the engine's TMPDIR as well,
+                unless the kind sets another.
         """
         ...
 

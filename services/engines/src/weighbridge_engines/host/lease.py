@@ -16,6 +16,7 @@ from weighbridge_proto.memory.v1 import process_pb2
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
+from weighbridge_engines.host.footprint import FootprintVerdict, judge
 from weighbridge_engines.host.waiting import first_of
 
 FIRST_RENEWAL_S = 2.0
@@ -34,6 +35,9 @@ MAX_OWED_ENDS = 4096
 
 _ATTACH_FIRST = ("LEASE_SUSPECT", "LEASE_SECRET_MISMATCH")
 """Refusals that pass when the lease has been attached again."""
+
+_COMES_BACK = ("LEDGER_STOPPING",)
+"""Refusals of a ledger that is being restarted: as good as silence."""
 
 _ENDING = ("LEASE_VACATING", "LEASE_NOT_FOUND", "LEASE_STATE")
 """Refusals after which a lease takes no new use."""
@@ -210,7 +214,9 @@ class LeaseHold:
                     failure = RpcFailure.from_rpc_error(error)
                     if failure.code is grpc.StatusCode.NOT_FOUND:
                         break
-            if not _is_silence(failure):
+            if failure.code is grpc.StatusCode.PERMISSION_DENIED:
+                break  # a later process holds the lease, so it is not ours to release
+            if not is_silence(failure):
                 _log.warning("release_refused", lease_id=self.lease_id, reason=failure.reason)
             await self._clock.sleep(wait_s)
             wait_s = min(2 * wait_s, RECONNECT_S[1])
@@ -226,6 +232,10 @@ class LeaseHold:
         while not self.lost.done():
             with contextlib.suppress(_LedgerSilentError, grpc.RpcError, asyncio.InvalidStateError):
                 await self._renew_until_silent()
+            if self.lost.done():
+                return
+            # A ledger that lets us attach and then ends the stream must not be asked without a pause.
+            await self._clock.sleep(RECONNECT_S[0])
             # Hours after the request that loaded the model: not part of its trace.
             attaching = contextvars.Context().run(self._tasks.start, self._attach(), f"attach-{self.lease_id}")
             try:
@@ -285,9 +295,18 @@ class LeaseHold:
                 self._set_vacate(RpcFailure.from_message(response.vacate.reason))
             elif event == "failure":
                 failure = RpcFailure.from_message(response.failure)
-                if failure.code is grpc.StatusCode.NOT_FOUND or failure.reason == "OUT_OF_GRANT":
+                if failure.reason == "OUT_OF_GRANT":
+                    self._growth_refused(failure)  # the lease itself is renewed
+                    continue
+                if failure.code is grpc.StatusCode.NOT_FOUND:
                     self._set_lost(failure)
                 raise _LedgerSilentError
+
+    def _growth_refused(self, failure: RpcFailure) -> None:
+        """What was observed is above the grant and stays uncharged. A little of that is lived with (see footprint)."""
+        observed, granted = (int(failure.metadata.get(name, 0)) for name in ("observed_bytes", "granted_bytes"))
+        if judge(observed, granted) is FootprintVerdict.KILL:
+            self._set_lost(failure)
 
     def _renewal_period_s(self) -> float:
         return max(self._term_s, SHORTEST_TERM_S) / 3 if self._term_s else FIRST_RENEWAL_S
@@ -305,7 +324,7 @@ class LeaseHold:
             except grpc.RpcError as error:
                 failure = RpcFailure.from_rpc_error(error)
             if failure.code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
-                # Nobody may attach a lease that was given away, or that a later process holds.
+                # The lease was given away, or a later process holds it.
                 self._set_lost(failure)
                 return
             silent_s = self._clock.monotonic() - self._renewed_s
@@ -322,8 +341,10 @@ class LeaseHold:
             wait_s = min(2 * wait_s, RECONNECT_S[1])
 
     async def _attach_once(self) -> None:
+        # Without the secret: a ledger that was frozen carries out several attempts that we gave up, and knows then
+        # neither the secret that we last heard nor the one after it. That we are the holder's process is the proof.
         response = await self._stub.AttachLease(
-            ledger_pb.AttachLeaseRequest(lease_id=self.lease_id, process=self._process, secret=self._secret),
+            ledger_pb.AttachLeaseRequest(lease_id=self.lease_id, process=self._process),
             timeout=self._policy.call_timeout_s,
         )
         self._secret = response.secret
@@ -347,7 +368,7 @@ class LeaseHold:
             if failure.reason in _ATTACH_FIRST:
                 if secret == self._secret:
                     self._reattach.set()
-            elif not _is_silence(failure):
+            elif not is_silence(failure):
                 raise RequestError.from_failure(failure)
             if self._clock.monotonic() >= deadline:
                 raise ledger_unreachable()
@@ -361,7 +382,7 @@ class LeaseHold:
             )
         except grpc.RpcError as error:
             failure = RpcFailure.from_rpc_error(error)
-            if _is_silence(failure) or failure.reason in _ATTACH_FIRST:
+            if is_silence(failure) or failure.reason in _ATTACH_FIRST:
                 return  # owed until attached again
         self._owed_ends.discard(use_id)
 
@@ -386,8 +407,11 @@ async def _close(
     call.cancel()
 
 
-def _is_silence(failure: RpcFailure) -> bool:
-    return not failure.is_ours and failure.code in (
+def is_silence(failure: RpcFailure) -> bool:
+    """Whether a call failed because no ledger was there to decide it, so that it is worth making again."""
+    if failure.is_ours:
+        return failure.reason in _COMES_BACK
+    return failure.code in (
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,

@@ -16,7 +16,7 @@ from weighbridge_proto.memory.v1 import process_pb2
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
-from weighbridge_engines.host.lease import STREAM_END_S, LeaseHold, LeasePolicy
+from weighbridge_engines.host.lease import STREAM_END_S, LeaseHold, LeasePolicy, is_silence
 
 RETRY_S = 0.2
 """Pause between attempts to reach a service that restarts (it takes about half a second)."""
@@ -91,7 +91,7 @@ class LedgerGateway:
             request.max_wait.FromNanoseconds(round(terms.max_wait_s * 1e9))
         if self._policy.term_s:
             request.term.FromNanoseconds(round(self._policy.term_s * 1e9))
-        heard_s = self._clock.monotonic()
+        silent_since_s: float | None = None
 
         def owe(hold: LeaseHold) -> None:
             # That claim will be released, and a request that has ended is not granted again.
@@ -99,8 +99,8 @@ class LedgerGateway:
             owe_release(hold)
 
         def hear(response: ledger_pb.AdmitResponse) -> None:
-            nonlocal heard_s
-            heard_s = self._clock.monotonic()
+            nonlocal silent_since_s
+            silent_since_s = None
             tell(response)
 
         while True:
@@ -108,10 +108,13 @@ class LedgerGateway:
                 return await self._admit_once(request, hear, owe)
             except grpc.RpcError as error:
                 failure = RpcFailure.from_rpc_error(error)
-                if failure.is_ours or failure.code is not grpc.StatusCode.UNAVAILABLE:
+                if not is_silence(failure):
                     raise RequestError.from_failure(failure) from error
-            # The same request id again: a restarted ledger gives a waiting claim its old place.
-            if self._clock.monotonic() - heard_s >= self._patience_s:
+            # The same request id again: a restarted ledger gives a waiting claim its old place. A claim may have waited
+            # for minutes without news, so patience begins where the ledger was first missed.
+            now_s = self._clock.monotonic()
+            silent_since_s = now_s if silent_since_s is None else silent_since_s
+            if now_s - silent_since_s >= self._patience_s:
                 raise ledger_unreachable()
             await self._clock.sleep(RETRY_S)
 

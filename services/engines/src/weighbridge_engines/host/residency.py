@@ -1,6 +1,7 @@
 """One model in one engine process under one lease, from the activated lease to the burial."""
 
 import asyncio
+import contextlib
 import contextvars
 import shutil
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from weighbridge_proto.fit.v1 import weights_pb2
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge
-from weighbridge_engines.host.kind import Kind, Runtime
+from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
 from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
 from weighbridge_engines.host.ledger import identity_message
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
@@ -204,7 +205,10 @@ class Residency:
         self.hold.keep(lambda: self.footprint.message() if self.footprint is not None else None)
         self._watch(self._watch_lease(), "lease")
         tell(_starting("process"))
-        self._workspace = _make_workspace(around.run_dir, around.kind.name, self.hold.lease_id)
+        try:
+            self._workspace = _make_workspace(around.run_dir, around.kind.name, self.hold.lease_id)
+        except OSError as error:
+            raise failures.run_dir_unusable("has no room for the engine's files", error) from error
         launch = around.kind.launch(self.plan, self._workspace)
         started_s = around.clock.monotonic()
         try:
@@ -218,11 +222,7 @@ class Residency:
         try:
             around.record.write(child.identities)
         except OSError as error:
-            raise RequestError(
-                grpc.StatusCode.INTERNAL,
-                "ENGINE_START_FAILED",
-                f"The engine's process cannot be recorded in {around.run_dir}: {error.strerror}.",
-            ) from error
+            raise failures.run_dir_unusable("cannot record the engine's process", error) from error
         try:
             await self.hold.record_processes([identity_message(identity) for identity in child.identities])
         except LeaseEndingError:
@@ -251,14 +251,9 @@ class Residency:
         self, child: Child, runtime: Runtime, tell: Callable[[engine_pb.LoadModelResponse], None]
     ) -> None:
         await until_ready(child, runtime.is_ready, ReadinessPolicy(timeout_s=self._around.policy.start_timeout_s))
-        try:
-            async for progress in runtime.load(self.plan):
-                tell(engine_pb.LoadModelResponse(starting=progress))
-        except grpc.RpcError as error:
-            failure = RpcFailure.from_rpc_error(error)
-            if failure.is_ours:
-                raise RequestError.from_failure(failure) from error
-            raise
+        async with contextlib.aclosing(runtime.load(self.plan)) as progress:
+            async for step in progress:
+                tell(engine_pb.LoadModelResponse(starting=step))
 
     async def _unless_trouble(self, work: Awaitable[None]) -> None:
         working = asyncio.ensure_future(work)
@@ -270,9 +265,11 @@ class Residency:
             if self.trouble.done():
                 raise RequestError.from_failure(self.trouble.result().failure)
             working.result()
-        except grpc.RpcError as error:
+        except EngineLostError as error:
             raise RequestError(
-                grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED", f"{self._around.kind.title} broke off the load."
+                grpc.StatusCode.INTERNAL,
+                "ENGINE_START_FAILED",
+                f"{self._around.kind.title} broke off the load ({error}).",
             ) from error
         finally:
             working.cancel()
@@ -283,16 +280,19 @@ class Residency:
     async def stop(self) -> None:
         """End the process for certain. The lease is still held after this: release it, :attr:`hold`."""
         await self._watchers.aclose()
-        if self.footprint is not None and self.child is not None and not self.child.has_ended:
-            await self.footprint.measure()
-        if self._runtime is not None:
-            await self._runtime.aclose()
-        if self.child is not None:
-            await self.child.stop(self._around.policy.stop_grace_s)
-            self._around.record.clear()
-        if self._workspace is not None:
-            shutil.rmtree(self._workspace, ignore_errors=True)
-        self.advance(ResidencyState.GONE)
+        try:
+            if self.footprint is not None and self.child is not None and not self.child.has_ended:
+                await self.footprint.measure()
+            if self._runtime is not None:
+                await self._runtime.aclose()
+        finally:
+            # Whatever failed above: no engine outlives its residency.
+            if self.child is not None:
+                await self.child.stop(self._around.policy.stop_grace_s)
+                self._around.record.clear()
+            if self._workspace is not None:
+                shutil.rmtree(self._workspace, ignore_errors=True)
+            self.advance(ResidencyState.GONE)
 
     # -- watchers: each sets a future, none acts --
 

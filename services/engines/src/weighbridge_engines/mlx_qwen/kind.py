@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 from weighbridge_proto.fit.v1 import plan_pb2
@@ -13,6 +14,7 @@ from weighbridge_proto.targets import check_socket_path
 from weighbridge_engines.host.kind import KindDescription, KindLaunch
 from weighbridge_engines.mlx_qwen.build_hash import engine_build, package_version
 from weighbridge_engines.mlx_qwen.client import MlxRuntimeClient
+from weighbridge_engines.mlx_qwen.runtime import requests
 from weighbridge_engines.mlx_qwen.runtime.exits import ExitCode
 from weighbridge_engines.supervisor.child import ChildSpec
 from weighbridge_engines.supervisor.environment import scrub
@@ -91,6 +93,10 @@ class MlxKind:
             raise _not_here(f"{plan.model_name} is not a model that the MLX engine loads")
         if not plan.resolved_path:
             raise _not_here("facts without files can be planned, not loaded")
+
+    def check_chat(self, request: chat_pb.ChatRequest) -> None:
+        """By the runtime's own check, which it makes again."""
+        requests.chat_spec(request)
 
     def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
         """The runtime on a private socket; it hears of the model only when it is ready."""

@@ -64,7 +64,8 @@ class ProcessRecord:
 
     def clear(self) -> None:
         """Nothing of this service runs any more."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a record that stays names processes that are gone, and ends nobody
+            self._path.unlink(missing_ok=True)
 
     async def reap(
         self,

@@ -1,10 +1,11 @@
 """Commit, then tell (rule 5): one thread writes, many decisions share one sync, and none is abandoned.
 
-While the thread writes one batch, the next one gathers: so with 32 calls in flight a disk sync serves many of them,
-and a lone call waits for exactly one.
+While the thread writes one batch, the next one gathers on the event loop: so with 32 calls in flight a disk sync serves
+many of them, and a lone call waits for exactly one. Only whole batches pass between the two, so nothing is locked.
 """
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Batch:
-    """Decisions that are committed together."""
+    """Decisions that are committed together. The thread reads `writes` and `reads`, once they are handed over; the rest
+    is the event loop's."""
 
     writes: list[AnyWrite] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -42,7 +44,7 @@ class Batch:
 
 
 class Committer:
-    """Owns the store and the only thread that touches it.
+    """Owns the store and the only thread that touches it. All methods are called on the event loop.
 
     Args:
         store: opened, and not used by anybody else from now on.
@@ -54,29 +56,28 @@ class Committer:
         self._store = store
         self._on_batch = on_batch
         self._loop = asyncio.get_running_loop()
-        self._wake = threading.Condition()
-        self._open: Batch | None = None
-        self._in_flight = 0
+        self._at_work: Batch | None = None
+        """With the thread."""
+        self._gathering: Batch | None = None
+        """What was decided meanwhile."""
+        self._handed_over: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._closing = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self.failing = False
         """Whether the last batch could not be written."""
-        self._thread = threading.Thread(target=self._work, name="ledger-store", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._work, name="ledger-store", daemon=True).start()
 
     def enqueue(self, writes: Sequence[AnyWrite], events: Sequence[Event]) -> None:
         """Take a decision up for writing. Cannot be cancelled from here on."""
         if not writes and not events:
             return
-        with self._wake:
-            at_once = not writes and self._idle() and not self.failing
-            if not at_once:
-                batch = self._gather()
-                batch.writes.extend(writes)
-                batch.events.extend(events)
-                self._wake.notify()
-        if at_once:
+        if not writes and self._latest() is None and not self.failing:
             self._on_batch(Batch(events=list(events)), None)
+            return
+        batch = self._gather()
+        batch.writes.extend(writes)
+        batch.events.extend(events)
+        self._hand_over()
 
     async def durable(self) -> StoreError | None:
         """Wait until everything taken up so far is on disk; an error if it could not be written.
@@ -84,49 +85,58 @@ class Committer:
         While the last batch could not be written, this tries again: a repeated verb that finds its work already done in
         memory must not be answered as if it were on disk.
         """
-        waiter: asyncio.Future[StoreError | None] = self._loop.create_future()
-        with self._wake:
-            if self._idle() and not self.failing:
+        batch = self._latest()
+        if batch is None:
+            if not self.failing:
                 return None
-            self._gather().waiters.append(waiter)
-            self._wake.notify()
+            batch = self._gather()
+            self._hand_over()
+        waiter: asyncio.Future[StoreError | None] = self._loop.create_future()
+        batch.waiters.append(waiter)
         return await waiter
 
     def retry(self) -> None:
         """Try again to write what could not be written."""
         if self.failing:
-            with self._wake:
-                self._gather()
-                self._wake.notify()
+            self._gather()
+            self._hand_over()
 
     async def read(self, query: Callable[[Store], T]) -> T:
         """Run a query on the store, after everything taken up so far."""
         result: asyncio.Future[T] = self._loop.create_future()
-        with self._wake:
-            self._gather().reads.append((query, result))
-            self._wake.notify()
+        self._gather().reads.append((query, result))
+        self._hand_over()
         return await result
 
     async def aclose(self) -> None:
         """Write what is left and close the store."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._closing = True
+        self._hand_over()
         await asyncio.shield(self._closed)
 
-    def _idle(self) -> bool:
-        return self._open is None and self._in_flight == 0
+    def _latest(self) -> Batch | None:
+        """The batch whose end is the end of everything taken up so far; None: all of it has ended."""
+        return self._gathering or self._at_work
 
     def _gather(self) -> Batch:
-        if self._open is None:
-            self._open = Batch()
-        return self._open
+        if self._gathering is None:
+            self._gathering = Batch()
+        return self._gathering
+
+    def _hand_over(self) -> None:
+        if self._at_work is not None:
+            return
+        if self._gathering is not None:
+            self._at_work, self._gathering = self._gathering, None
+            self._handed_over.put(self._at_work)
+        elif self._closing:
+            self._handed_over.put(None)
 
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         unwritten: dict[Hashable, AnyWrite] = {}
-        while (batch := self._next()) is not None:
+        while (batch := self._handed_over.get()) is not None:
             error = self._write(batch, unwritten)
             answers = [(future, *self._answer(query)) for query, future in batch.reads]
             self._loop.call_soon_threadsafe(self._finish, batch, error, answers)
@@ -134,15 +144,6 @@ class Committer:
             self._write(Batch(), unwritten)
         self._store.close()
         self._loop.call_soon_threadsafe(self._closed.set_result, None)
-
-    def _next(self) -> Batch | None:
-        with self._wake:
-            while self._open is None and not self._closing:
-                self._wake.wait()
-            batch, self._open = self._open, None
-            if batch is not None:
-                self._in_flight += 1
-            return batch
 
     def _write(self, batch: Batch, unwritten: dict[Hashable, AnyWrite]) -> StoreError | None:
         if not batch.writes and not unwritten:
@@ -180,9 +181,10 @@ class Committer:
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(error)
+        # Still at work for whatever the listeners decide: that gathers, and goes to the disk together.
         self._on_batch(batch, error)
-        with self._wake:
-            self._in_flight -= 1
+        self._at_work = None
+        self._hand_over()
         for future, value, problem in answers:
             if not future.done():
                 if problem is None:

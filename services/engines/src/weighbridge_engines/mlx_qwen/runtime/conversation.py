@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weighbridge_engines.mlx_qwen.runtime import refusals
+from weighbridge_engines.mlx_qwen.runtime import refusals, sampling
 from weighbridge_engines.mlx_qwen.runtime.sampling import Sampling
 
 MAX_STOP_SEQUENCES = 16
@@ -50,6 +50,8 @@ def check(spec: ChatSpec) -> ChatSpec:
                 "stop_sequences",
                 f"A stop sequence must have 1 to {MAX_STOP_CHARACTERS} characters; one has {len(stop)}.",
             )
+    # Beside defaults that are in range whatever the model's are: only the request's own parameters can fail here.
+    sampling.check(with_defaults(spec.sampling, Sampling()))
     return spec
 
 

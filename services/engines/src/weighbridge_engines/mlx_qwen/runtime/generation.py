@@ -80,7 +80,7 @@ def answer(
     if request.cancellation.requested:
         raise CancelledError
     spec = request.spec
-    chosen = sampling.check(conversation.with_defaults(spec.sampling, model.sampling_defaults))
+    chosen = conversation.with_defaults(spec.sampling, model.sampling_defaults)
     prompt = conversation.encode(model.tokenizer, spec)
     longest = conversation.answer_room(len(prompt), spec.max_output_tokens, model.limits.context_tokens)
     emit(Started(model.name, len(prompt)))
