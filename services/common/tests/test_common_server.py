@@ -437,3 +437,21 @@ def test_one_place_has_one_holder(tmp_path: Path) -> None:
         pass
     with listening.own_socket(path):
         pass
+
+
+async def test_a_start_cancelled_at_any_step_leaves_no_socket_and_fails_with_nothing_else(tmp_path: Path) -> None:
+    place = tmp_path / "run" / "s.sock"
+    completed = False
+    for steps in range(100):
+        starting = asyncio.create_task(start_server(ServiceSettings(listen=f"unix:{place}"), "fit", nothing))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        completed = starting.done()
+        starting.cancel()
+        if completed:
+            await starting.result().stop(grace_s=0)
+            break
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not place.exists()
+    assert completed, "as many steps as it takes were tried"

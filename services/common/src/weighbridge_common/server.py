@@ -174,7 +174,7 @@ async def start_server(
                 [*context.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
             )
             port = _bind(server, address)
-            await server.start()
+            await _start_whole(server)
         except BaseException:
             context.stopping.set()
             await server.stop(None)
@@ -182,6 +182,17 @@ async def start_server(
                 await built.aclose()
             raise
         return RunningServer(context, address.target(port), health_servicer, built, place.pop_all())
+
+
+async def _start_whole(server: grpc.aio.Server) -> None:
+    # A start that is cancelled in its midst leaves a server whose stop fails (InvalidStateError, grpcio 1.85), and it
+    # takes milliseconds: so it ends before the cancellation goes on.
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait({starting})
+        raise
 
 
 def run_service(settings: ServiceSettings, name: str, build: Build) -> NoReturn:
