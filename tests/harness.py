@@ -85,12 +85,13 @@ class Suite:
     def start(self) -> "Suite":
         """Start it and wait until every service serves."""
         log = (self.home / "up.log").open("w")
+        # With a lifeline, so that a test run that is killed leaves no suite behind.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "weighbridge", "up", "--engines", "mlx"],
+            [sys.executable, "-m", "weighbridge.supervision.lifeline", "weighbridge", "up", "--engines", "mlx"],
             env=self.env,
             stdout=log,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
