@@ -154,7 +154,16 @@ def test_float32_activations_widen_the_scales_of_the_largest_product() -> None:
         quantization_bits=4,
         quantization_group_size=32,
     )
-    assert workspace.widened_bytes(geometry) == 7_077_888
+    assert workspace.widened_bytes(geometry, half_elements=50_000_000) == 7_077_888
+
+
+def test_weights_that_are_float32_themselves_are_not_widened() -> None:
+    # Measured on random float32 models (32,768 x 512 embedding): the allocator's peak holds no second copy of the head.
+    geometry = ModelGeometry("qwen3", hidden_size=512, vocab_size=32_768, activation_bytes=4)
+    assert workspace.widened_bytes(geometry, half_elements=0) == 0
+    assert workspace.widened_bytes(geometry, half_elements=1000) == 4000
+    half = ModelGeometry("qwen3", hidden_size=512, vocab_size=32_768, activation_bytes=2)
+    assert workspace.widened_bytes(half, half_elements=50_000_000) == 0
 
 
 def test_every_figure_is_ordered_and_says_where_it_comes_from() -> None:

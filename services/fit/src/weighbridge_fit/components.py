@@ -7,6 +7,7 @@ from weighbridge_fit.facts import TensorFact
 
 # Widths of the dtypes that activations can take; integers are codes or counters and do not widen anything.
 _FLOAT_WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+HALF_PRECISIONS = frozenset({"F16", "BF16"})
 # Tensors that mlx-lm keeps in float32 whatever the model computes in, and that do not widen activations: the decay of a
 # gated-delta layer is used inside its float32 recurrence, its output norm casts back (mlx-lm 0.32, qwen3_5,
 # qwen3_next).
@@ -49,6 +50,6 @@ def activation_bytes(tensors: Iterable[TensorFact]) -> int:
         for tensor in tensors
         if tensor.dtype in _FLOAT_WIDTHS and not tensor.name.endswith(_FLOAT32_BY_DESIGN)
     }
-    if {"F16", "BF16"} <= dtypes:
+    if dtypes >= HALF_PRECISIONS:
         return 4
     return max((_FLOAT_WIDTHS[dtype] for dtype in dtypes), default=0)

@@ -46,7 +46,7 @@ def geometry_from_config(config: Mapping[str, Any], activation_bytes: int = 0) -
     model_type = architecture(config)
     if model_type not in QWEN_TYPES:
         return None
-    fields = _Fields(config.get("text_config", config))
+    fields = _Fields(config.get("text_config", config), "text_config")
     layers = _layers(model_type, fields)
     heads = fields.size("num_attention_heads")
     hidden = fields.size("hidden_size")
@@ -81,9 +81,9 @@ def geometry_from_config(config: Mapping[str, Any], activation_bytes: int = 0) -
 class _Fields:
     """Typed access to one section of a config."""
 
-    def __init__(self, section: Any) -> None:
+    def __init__(self, section: Any, name: str) -> None:
         if not isinstance(section, Mapping):
-            raise _invalid("text_config", "must be an object", section)
+            raise _invalid(name, "must be an object", section)
         self._section = section
 
     def size(self, name: str, default: int | None = None) -> int:
@@ -146,7 +146,7 @@ def _quantization(config: Mapping[str, Any]) -> tuple[int, int]:
     section = config.get("quantization")
     if section is None:
         return 0, 0
-    fields = _Fields(section)
+    fields = _Fields(section, "quantization")
     return fields.size("bits", 0), fields.size("group_size", 0)
 
 
@@ -166,7 +166,7 @@ def _word(value: Any) -> str:
 
 
 def _config_activation_bytes(config: Mapping[str, Any], fields: _Fields) -> int:
-    name = fields.text("dtype") or fields.text("torch_dtype") or _Fields(config).text("torch_dtype")
+    name = fields.text("dtype") or fields.text("torch_dtype") or _word(config.get("torch_dtype"))
     return _FLOAT_BYTES.get(name, 2)
 
 

@@ -55,14 +55,16 @@ def output_bytes(geometry: ModelGeometry, rows: int, factors: WorkspaceFactors) 
     return rows * geometry.vocab_size * FLOAT32_BYTES * factors.logit_copies
 
 
-def widened_bytes(geometry: ModelGeometry) -> int:
+def widened_bytes(geometry: ModelGeometry, half_elements: int) -> int:
     """Weights of the largest product widened to the activation type for a moment, where they are stored narrower.
 
-    Quantised weights stay packed: only their scales and zero points are widened. Zero in half precision.
+    `half_elements` is the number of elements that the model stores in half precision: no more can be widened. Quantised
+    weights stay packed: only their scales and zero points are widened. Zero in half precision, and where the weights
+    are float32 themselves.
     """
     if geometry.activation_bytes < FLOAT32_BYTES:
         return 0
     elements = geometry.vocab_size * geometry.hidden_size
     if geometry.quantization_bits and geometry.quantization_group_size:
         elements = 2 * elements // geometry.quantization_group_size
-    return elements * geometry.activation_bytes
+    return min(elements, half_elements) * geometry.activation_bytes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weighbridge_fit.calibration import Calibration, ComputeDevice, WorkspaceFactors, mlx
-from weighbridge_fit.components import Component
+from weighbridge_fit.components import HALF_PRECISIONS, Component
 from weighbridge_fit.facts import WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import cache_growth, gated_delta, kv, workspace
@@ -53,7 +53,7 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
     weights = facts.component_bytes(Component.MODEL)
     shape = settle(request, geometry, weights, device, calibration)
     caches = _cache_lines(geometry, shape)
-    phases = _phase_lines(geometry, shape, calibration)
+    phases = _phase_lines(geometry, shape, calibration, _half_elements(facts))
     process = _process_lines(geometry, calibration)
     working = requirement((*caches, *(line for line in phases if line.component != _ALLOCATOR_CACHE))).total
     lines = (_weight_line(facts, weights), *caches, *process, _slack_line(weights, working, calibration), *phases)
@@ -162,7 +162,16 @@ def _slack_line(weights: int, working: Range, calibration: Calibration) -> Line:
     return Line("allocator_slack", Phase.RESIDENT, slack, on_heap.source, basis)
 
 
-def _phase_lines(geometry: ModelGeometry, shape: MlxShape, calibration: Calibration) -> list[Line]:
+def _half_elements(facts: WeightFacts) -> int:
+    """Elements that the loaded weights store in half precision; as many as could be where the facts do not say."""
+    loaded = [total for total in facts.components if total.component == Component.MODEL]
+    if not any(total.precisions for total in loaded):
+        return facts.component_bytes(Component.MODEL) // 2
+    precisions = (precision for total in loaded for precision in total.precisions)
+    return sum(precision.elements for precision in precisions if precision.dtype in HALF_PRECISIONS)
+
+
+def _phase_lines(geometry: ModelGeometry, shape: MlxShape, calibration: Calibration, half_elements: int) -> list[Line]:
     chunk = min(shape.prefill_step_tokens, shape.context_tokens)
     row = kv.row_bytes(geometry, shape.kv_bits, shape.kv_group_size) * shape.slots
     context = shape.context_tokens
@@ -211,7 +220,7 @@ def _phase_lines(geometry: ModelGeometry, shape: MlxShape, calibration: Calibrat
             f"{shape.slots} row(s) of {geometry.vocab_size:,} in float32",
         ),
     ]
-    widened = workspace.widened_bytes(geometry)
+    widened = workspace.widened_bytes(geometry, half_elements)
     if widened:
         basis = "weights stored narrower than the float32 activations are widened for one product"
         lines.append(

@@ -138,7 +138,7 @@ def _fast_columns(header: bytes) -> Columns | None:
             joined_names.decode("utf-8")
     except ValueError:  # Leading zeros, absurdly long numbers, broken UTF-8: the strict path has the words for it.
         return None
-    if METADATA_KEY.encode() in names:
+    if METADATA_KEY.encode() in names or not all(map(_LAYOUT_PARTS.fullmatch, set(layouts))):
         return None
     return list(names), list(layouts), numbers[0::2], numbers[1::2], metadata
 
@@ -250,9 +250,8 @@ def _checked_size(layout: Any, size: int) -> Layout:
 
 
 def _layout_from_text(text: bytes) -> tuple[str, tuple[int, ...]]:
-    """dtype and shape from the canonical text of the fast path; what the pattern does not match gets the strict
-    checks."""
-    if found := _LAYOUT_PARTS.fullmatch(text):
-        dtype, sizes = found.groups()
-        return dtype.decode("ascii"), tuple(map(int, sizes.split(b","))) if sizes else ()
-    return _checked_layout("", dict(loads_pairs(b"{" + text + b"}")))
+    """dtype and shape from the canonical text that the fast path has matched."""
+    found = _LAYOUT_PARTS.fullmatch(text)
+    assert found is not None
+    dtype, sizes = found.groups()
+    return dtype.decode("ascii"), tuple(map(int, sizes.split(b","))) if sizes else ()

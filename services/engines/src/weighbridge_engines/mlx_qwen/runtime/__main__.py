@@ -17,7 +17,7 @@ from weighbridge_common.server import AsyncClosable, ServerContext, run_service
 from weighbridge_common.settings import ServiceSettings, load
 from weighbridge_proto.engines.v1 import runtime_service_pb2_grpc
 
-from weighbridge_engines.mlx_qwen.runtime import lifeline
+from weighbridge_engines.mlx_qwen.runtime import lifeline, memory
 from weighbridge_engines.mlx_qwen.runtime.exits import ExitCode
 from weighbridge_engines.mlx_qwen.runtime.servicer import Runtime
 
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     )
     wanted = parser.parse_args(arguments)
     os.environ.update(_OFFLINE)
+    memory.keep_large_blocks_out_of_the_heap()
     socket: Path = wanted.socket.absolute()
     _hold_lifeline(wanted.parent_fd, socket)
     settings = load(RuntimeSettings).model_copy(update={"listen": f"unix:{socket}"})

@@ -51,24 +51,36 @@ def peak_from_status(status: str) -> int | None:
     return None
 
 
-def return_free_heap() -> None:
-    """Gives free pages of the C heap back to the system, where the C library can (glibc).
+def keep_large_blocks_out_of_the_heap() -> None:
+    """Makes every large block a mapping of its own that goes when the block is freed, where the C library can (glibc).
 
-    glibc raises its threshold for separate mappings as large blocks are freed, so later blocks of that size come from
-    the heap and stay resident after they are freed: the process would be charged for memory that nobody uses.
+    Left alone, glibc raises its threshold for that up to 32 MiB as large blocks are freed. Scores and caches that grow
+    with each chunk then fragment the heap: a context of 4,096 tokens held 33 MB more than MLX's allocator knew of after
+    one conversation and 74 MB after two, with a fixed threshold 19 MB after both and no slower (2026-11-30).
     """
+    if _MALLOPT is not None:
+        _MALLOPT(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+def return_free_heap() -> None:
+    """Gives free pages of the C heap back to the system, where the C library can (glibc)."""
     if _MALLOC_TRIM is not None:
         _MALLOC_TRIM(0)
 
 
-def _find_malloc_trim() -> "ctypes._NamedFuncPointer | None":
+def _glibc(function: str) -> "ctypes._NamedFuncPointer | None":
     try:
-        return ctypes.CDLL(None).malloc_trim if sys.platform == "linux" else None
+        return getattr(ctypes.CDLL(None), function) if sys.platform == "linux" else None
     except (OSError, AttributeError):
         return None
 
 
-_MALLOC_TRIM = _find_malloc_trim()
+_MALLOC_TRIM = _glibc("malloc_trim")
+_MALLOPT = _glibc("mallopt")
+# The number of that parameter in glibc's malloc.h.
+_M_MMAP_THRESHOLD = -3
+# Blocks of one token stay in the heap, those of a chunk do not.
+_LARGE_BLOCK_BYTES = 1 << 20
 
 
 def _peak_resident() -> int:
