@@ -148,6 +148,8 @@ def best_card(
 
 def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
     """`claim` with every unnamed card decided and several wishes for one card added up; None without enough cards."""
+    if not claim.devices:
+        return claim
     wants: dict[str, DeviceWant] = {}
     for want in claim.devices:
         device: str | None = want.device_id

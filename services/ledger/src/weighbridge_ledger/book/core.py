@@ -40,6 +40,10 @@ from weighbridge_ledger.book.states import (
     Moment,
 )
 
+NUMBERS_AHEAD = 1024
+"""Fences and sequences are reserved on disk so many at a time: one row less in the commit of almost every grant. A
+restart skips what is left of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drained:
@@ -99,7 +103,7 @@ class BookCore:
         self._usage = Usage()
         self._pending = Usage()
         self._counter = 0
-        self._counter_written = 0
+        self._counter_reserved = 0
         self._streams = count(1)
         self._timers: list[tuple[float, int, str]] = []
         self._timer_numbers = count()
@@ -113,9 +117,9 @@ class BookCore:
     def drain(self) -> Drained:
         """Everything that happened since the last drain. To be called after every verb, also after one that refused:
         time may have moved other leases."""
-        if self._counter > self._counter_written and self._writes:
-            self._counter_written = self._counter
-            self._writes.append(PutCounter(self._counter))
+        if self._counter > self._counter_reserved:
+            self._counter_reserved = self._counter + NUMBERS_AHEAD
+            self._writes.append(PutCounter(self._counter_reserved))
         drained = Drained(tuple(self._writes), tuple(self._events))
         self._writes, self._events = [], []
         return drained
@@ -193,12 +197,18 @@ class BookCore:
 
     def _grant(self, waiting: Lease, charge: Charge, stream: int, now: Moment) -> Entry:
         """QUEUED → GRANTED: charged, with a fence, a secret and a short time to activate (rule 6)."""
-        entry = Entry(waiting, now.monotonic + self._policy.activate_by_s, stream=stream, last_use_wall=now.wall)
-        entry.lease = replace(
-            waiting, state=LeaseState.GRANTED, charge=charge, fence=self._number(), granted_wall=now.wall
+        secret = self._new_secret()
+        lease = replace(
+            waiting,
+            state=LeaseState.GRANTED,
+            charge=charge,
+            fence=self._number(),
+            secret_digest=digest_of(secret),
+            granted_wall=now.wall,
         )
-        self._entries[waiting.lease_id] = entry
-        self._renew_secret(entry)
+        deadline = now.monotonic + self._policy.activate_by_s
+        entry = Entry(lease, deadline, secret=secret, stream=stream, last_use_wall=now.wall)
+        self._entries[lease.lease_id] = entry
         self._charge(entry)
         self._write(entry)
         self._tell(EventKind.GRANTED, now, entry.lease)

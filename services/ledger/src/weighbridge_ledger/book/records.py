@@ -75,7 +75,7 @@ class DropEnded:
 
 @dataclass(frozen=True, slots=True)
 class PutCounter:
-    """The highest number ever given out as fence or sequence."""
+    """No number above this was ever given out as fence or sequence."""
 
     counter: int
 

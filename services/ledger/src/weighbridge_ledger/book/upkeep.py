@@ -70,7 +70,7 @@ class UpkeepVerbs(BookCore):
         States and charges stay. Every survivor gets a term × (1..2), spread; GRANTED gets one more activate_by. The
         queue is not restored, because a claim whose client is gone would head it for ever (S): only its places are.
         """
-        self._counter = self._counter_written = snapshot.counter
+        self._counter = self._counter_reserved = snapshot.counter
         for lease in sorted(snapshot.leases, key=lambda lease: lease.fence):
             entry = Entry(lease, now.monotonic, last_use_wall=now.wall)
             self._extend(entry, now)

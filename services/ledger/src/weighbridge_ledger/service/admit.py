@@ -75,12 +75,17 @@ class AdmitDesk:
         span.set_attribute("weighbridge.lease_id", lease_id)
         span.set_attribute("weighbridge.claim.bytes", ask.claim.total_bytes)
         try:
-            await keeper.settled()
             if admission.lease.state is LeaseState.QUEUED:
+                await keeper.settled()
                 span.add_event("weighbridge.queued")
                 async for queued in self._wait(lease_id, call):
                     yield queued
-            granted = self._granted(lease_id, call)
+                granted = self._granted(lease_id)
+            else:
+                # Made while the disk is at work, told when it is done.
+                granted = self._granted(lease_id)
+                await keeper.settled()
+                self._raise_end(call)
             span.add_event("weighbridge.granted", {"weighbridge.lease.fence": granted.granted.lease.fence})
             yield granted
             while not call.activated and admission.lease.state in (LeaseState.QUEUED, LeaseState.GRANTED):
@@ -162,8 +167,7 @@ class AdmitDesk:
                 await _within(UPDATE_PERIOD_S, call.decided)
             await _within(RECHECK_PERIOD_S, call.moved)
 
-    def _granted(self, lease_id: str, call: _Call) -> pb.AdmitResponse:
-        self._raise_end(call)
+    def _granted(self, lease_id: str) -> pb.AdmitResponse:
         view, secret = self._keeper.book.view(lease_id), self._keeper.book.secret_of(lease_id)
         if view is None or secret is None or view.deadline is None:
             raise failures.error_of(

@@ -2,7 +2,6 @@
 
 import random
 import secrets
-import uuid
 
 import structlog
 from weighbridge_common import processes
@@ -23,6 +22,9 @@ from weighbridge_ledger.settings import LedgerSettings
 from weighbridge_ledger.store import SqliteStore, Store, StoreError, StoreRefusedError
 
 DATABASE = "ledger.db"
+
+ID_BYTES = 16
+"""Lease ids are 128 random bits too, but anybody may see them."""
 
 SECRET_BYTES = 16
 """128 random bits: the authority over a lease."""
@@ -88,7 +90,7 @@ async def assemble(
         machine.ceilings(),
         policy,
         home or Home(here.boot_id, here.pid_namespace),
-        new_id=lambda: uuid.uuid4().hex,
+        new_id=lambda: secrets.token_hex(ID_BYTES),
         new_secret=lambda: secrets.token_hex(SECRET_BYTES),
         spread=random.random,  # spreads deadlines, protects nothing
         now=clock(),

