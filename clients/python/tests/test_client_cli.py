@@ -1,5 +1,6 @@
 """The command against fake services: exit codes, JSON, tables."""
 
+import io
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from weighbridge.cli import main
+from weighbridge.cli.tables import print_plan
 from weighbridge.version import __version__
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.errors import RequestError
@@ -55,6 +58,39 @@ def test_fit_prints_a_table_whose_figures_add_up(fake_suite: Any) -> None:
     assert rows["total"][1] == 41055
     assert "RUNS: It needs what it needs." in result.stdout
     assert "Try less." in result.stdout
+
+
+def test_fit_ends_its_table_with_what_was_measured_before_and_claims_that(fake_suite: Any) -> None:
+    plan = fake_suite.state.plan
+    assert "measured before" not in run("fit", "/m").stdout
+    plan.requirement.total.expected_bytes = 300 * MIB
+    plan.claim.host_bytes = 300 * MIB
+    printed = run("fit", "/m").stdout
+    table = printed.partition("component")[2].partition("\n\n")[0].splitlines()
+    assert table[-1].startswith("measured before") and " 300.00 " in table[-1]
+    assert "A launch would claim 300.0 MiB of host memory" in printed
+
+
+def test_a_narrow_terminal_keeps_every_name_and_figure_whole(fake_suite: Any) -> None:
+    plan = fake_suite.state.plan
+    plan.requirement.lines[0].component = "attention_scores"
+    plan.requirement.lines[0].basis = "a reason of many words " * 8
+    to = Console(file=io.StringIO(), width=80)
+    print_plan(to, plan)
+    printed = to.file.getvalue()  # type: ignore[attr-defined]
+    wide = run("fit", "/m").stdout
+    for line, at in zip(plan.requirement.lines, wide.partition("basis")[2].splitlines()[1:], strict=False):
+        assert line.component in printed
+        assert set(re.findall(r"[\d,]+\.\d\d", at)) <= set(re.findall(r"[\d,]+\.\d\d", printed))
+    assert "…" not in printed
+    assert " ".join(printed.split()).count("a reason of many words " * 2) > 0, "the basis goes below the table"
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_an_engine_that_does_not_run_here_is_told_from_a_suite_that_does_not(fake_suite: Any) -> None:
+    elsewhere = run("load", "/m", "--engine", "sd")
+    assert elsewhere.exit_code == 4
+    assert "The engine sd does not run here. What runs: mlx." in elsewhere.stderr
 
 
 def test_fit_json_is_the_response_with_proto_names_and_text_integers(fake_suite: Any) -> None:

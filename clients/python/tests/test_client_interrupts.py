@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from weighbridge.cli.running import cancelled_by_signals
@@ -54,6 +55,39 @@ async def test_repeated_signals_cancel_and_do_not_break_off_a_clean_up(number: s
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(work())
     assert steps == ["second signal", "cleaned up"]
+
+
+COMMAND = (sys.executable, "-m", "weighbridge")
+
+
+def test_a_locale_without_unicode_ends_no_command(fake_suite: Any) -> None:
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*COMMAND, "fit", "/m"], env=environ, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"4,096 tokens ? 1 slot" in done.stdout
+
+
+def test_closed_streams_end_no_command(fake_suite: Any) -> None:
+    command = " ".join(COMMAND)
+    done = subprocess.run(["sh", "-c", f"{command} fit /m >&-"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(["sh", "-c", f"{command} chat /m <&-"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "There is no prompt" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device")
+def test_an_output_that_cannot_be_written_is_told_in_a_line(fake_suite: Any) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "fit", "/m"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure_to_tell(fake_suite: Any) -> None:
+    done = subprocess.run(["sh", "-c", f"{' '.join(COMMAND)} fit /m | true"], capture_output=True, text=True)
+    assert done.stderr == ""
 
 
 def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:

@@ -32,8 +32,9 @@ def test_an_unset_option_stays_unset() -> None:
     [
         (["kv_bits"], None, "name=value"),
         (["=4"], None, "name=value"),
-        (["kv_bit=4"], None, "kv_bits"),
+        (["kv_bit=4"], None, r"Did you mean kv_bits\?"),
         (["kv_bits=4"], "sd", "vae_tiling"),
+        (["colour=4"], None, "sd: .*vae_tiling"),
         (["kv_bits=four"], None, "whole number"),
         (["kv_bits=4000000000"], None, "too large"),
         (["vae_tiling=perhaps"], None, "on or off"),

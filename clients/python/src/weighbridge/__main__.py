@@ -6,8 +6,11 @@ from weighbridge import interrupts
 def main() -> None:
     """Run the command."""
     interrupts.end_the_process()
-    from weighbridge.cli import main as command  # takes a second: not before a Ctrl-C is taken care of
+    # These take a second to load: not before a Ctrl-C is taken care of.
+    from weighbridge.cli import main as command
+    from weighbridge.cli.output import prepare_streams
 
+    prepare_streams()
     command()
 
 

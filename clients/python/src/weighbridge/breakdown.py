@@ -1,6 +1,6 @@
 """A requirement as a table that adds up, in exact bytes and in the rounded figures that people see."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weighbridge_proto.memory.v1 import requirement_pb2
@@ -60,15 +60,17 @@ class Figures:
     Attributes:
         lines: one row for each line, in their order.
         resident, largest_phase, total: the sums.
+        stated: the total that counts, where measurements of earlier launches made it another than the sum; else None.
     """
 
     lines: list[tuple[str, str, str]]
     resident: tuple[str, str, str]
     largest_phase: tuple[str, str, str]
     total: tuple[str, str, str]
+    stated: tuple[str, str, str] | None
 
 
-def figures(lines: Sequence[requirement_pb2.RequirementLine]) -> Figures:
+def figures(requirement: requirement_pb2.Requirement) -> Figures:
     """Round a requirement for people, so that the figures shown add up exactly.
 
     Each line is rounded, and the sums are those of the rounded lines: a sum is off by at most half a hundredth of a MiB
@@ -81,14 +83,19 @@ def figures(lines: Sequence[requirement_pb2.RequirementLine]) -> Figures:
             expected_bytes=_to_hundredths(line.expected_bytes),
             high_bytes=_to_hundredths(line.high_bytes),
         )
-        for line in lines
+        for line in requirement.lines
     ]
     totals = add_up(rounded)
+    stated, summed = amounts(requirement.total), add_up(requirement.lines).total
+    # A stated amount that one of the sums is too must look like it, however that was rounded.
+    rounded_sums = dict(zip(summed, totals.total, strict=True))
+    low, expected, high = (rounded_sums.get(amount, _to_hundredths(amount)) for amount in stated)
     return Figures(
         [_shown(amounts(line)) for line in rounded],
         _shown(totals.resident),
         _shown(totals.largest_phase),
         _shown(totals.total),
+        None if stated == summed else _shown((low, expected, high)),
     )
 
 

@@ -1,5 +1,6 @@
 """Engine options as people write them: ``name=value``, named as in the options messages."""
 
+import difflib
 from collections.abc import Iterable
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -20,8 +21,8 @@ def parse_options(settings: Iterable[str], engine: str | None = None) -> plan_pb
     ``name=value`` for each of its members.
 
     Raises:
-        ValueError: no ``=``, an unknown name (the message lists the valid ones), a value of the wrong type, or names of
-            several engines.
+        ValueError: no ``=``, an unknown name (the message has the one meant, or lists them all), a value of the wrong
+            type, or names of several engines.
     """
     options = plan_pb2.EngineOptions()
     chosen = engine
@@ -55,6 +56,9 @@ def _owner(name: str, engine: str | None) -> str:
     for candidate in candidates:
         if name in option_names(candidate):
             return candidate
+    known = [option for candidate in candidates for option in option_names(candidate)]
+    if close := difflib.get_close_matches(name, known, n=1):
+        raise ValueError(f"There is no option {name!r}. Did you mean {close[0]}?")
     valid = "; ".join(f"{candidate}: {', '.join(option_names(candidate))}" for candidate in candidates)
     raise ValueError(f"There is no option {name!r}. The options are {valid}.")
 

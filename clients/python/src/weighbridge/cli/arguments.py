@@ -105,4 +105,4 @@ def engine_options(settings: tuple[str, ...], engine: str | None) -> plan_pb2.En
     try:
         return parse_options(settings, engine if engine in ENGINES else None)
     except ValueError as wrong:
-        raise click.BadParameter(str(wrong), param_hint="--set") from None
+        raise click.BadParameter(str(wrong), param_hint="'--set'") from None

@@ -57,9 +57,7 @@ async def _with_machine(checks: list[Check]) -> list[Check]:
 
 
 def _print(checks: list[Check], step: str) -> None:
-    table = plain_table()
-    for column in ("", "what", "found"):
-        table.add_column(column, overflow="fold")
+    table = plain_table(("", "what", "found"))
     for check in checks:
         table.add_row(Text(check.state, style=STYLES[check.state]), check.name, check.detail)
     out = console()

@@ -20,17 +20,25 @@ from weighbridge.cli.output import as_json, console, print_json
 from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite, run_command
 from weighbridge.cli.tables import enum_word, print_engines
 from weighbridge.client import Engine, Suite
-from weighbridge.failures import CallError, unreachable
+from weighbridge.failures import CallError, ExitCode, unreachable
 from weighbridge.sizes import format_size
 
 DEFAULT_ENGINE = "mlx"
 
 
 async def choose_engine(suite: Suite, asked: str | None, model: weights_pb2.ModelRef | None) -> Engine:
-    """The engine that serves ``model``: the one asked for, the only one there is, else the one its plan names."""
-    if asked:
-        return suite.engine(asked)
+    """The engine that serves ``model``: the one asked for, the only one there is, else the one its plan names.
+
+    Raises:
+        CommandError: the engine asked for is none of those here, or the model's plan names none that can load it.
+    """
     here = engine_kinds_here()
+    if asked:
+        if here and asked not in here:
+            raise CommandError(
+                f"The engine {asked} does not run here. What runs: {', '.join(here)}.", ExitCode.UNREACHABLE
+            )
+        return suite.engine(asked)
     if len(here) <= 1 or model is None:
         return suite.engine(here[0] if here else DEFAULT_ENGINE)
     plan = await suite.plan_model(model)

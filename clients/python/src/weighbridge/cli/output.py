@@ -1,8 +1,11 @@
 """What the command prints: tables for people, protobuf JSON for programs."""
 
+import io
 import json
+import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +16,20 @@ from weighbridge_proto.errors import RpcFailure
 
 PIPED_WIDTH = 160
 """Columns when nobody watches: a table in a file or a log must not be folded to a guessed terminal."""
+
+MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+"""Reason of a model that is not there; the service says only that, so that it tells nobody what files there are."""
+
+
+def prepare_streams() -> None:
+    """Let every command write and read, whatever it was started with."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started the command
+            setattr(sys, name, Path(os.devnull).open(mode))
+        elif isinstance(stream, io.TextIOWrapper):
+            # In a locale without Unicode a name or a × becomes a question mark instead of the end of the command.
+            stream.reconfigure(errors="replace")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -45,6 +62,8 @@ def print_failure(failure: RpcFailure, *, json_output: bool) -> None:
         say(json.dumps({"failure": as_json(failure.to_message())}, ensure_ascii=False))
         return
     say(f"{failure.message or failure.code.name} [{failure.reason}]")
+    if failure.reason == MODEL_NOT_FOUND:
+        say("  MODEL is a file or folder as seen from here, or a path below the folder that the suite's models are in.")
     for _, text in failure.quota_violations:
         if text and text not in failure.message:
             say(f"  {text}")

@@ -47,6 +47,11 @@ def run_command(
         except CommandError as failed:
             say(str(failed))
             code = failed.code
+        except BrokenPipeError:
+            raise  # whoever read has seen enough: click ends the command for it, in silence
+        except OSError as failed:  # such as a full disk under a redirected output
+            say(str(failed))
+            code = ExitCode.FAILED
         except (KeyboardInterrupt, asyncio.CancelledError):  # a signal
             code = ExitCode.INTERRUPTED
     raise click.exceptions.Exit(int(code))

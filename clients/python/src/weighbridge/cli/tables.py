@@ -14,6 +14,17 @@ from weighbridge.breakdown import add_up, figures
 from weighbridge.models import model_label
 from weighbridge.sizes import format_size
 
+WIDTH_WITH_BASIS = 120
+"""Columns from which a plan's table has room for what its figures rest on; below, that is listed under the table."""
+
+AVAILABILITY_WORDS = {
+    fit_service_pb2.AVAILABILITY_NOW: "there is room",
+    fit_service_pb2.AVAILABILITY_AFTER_EVICTION: "there is room once idle models have made it",
+    fit_service_pb2.AVAILABILITY_MUST_WAIT: "it would have to wait for others to finish",
+    fit_service_pb2.AVAILABILITY_NEVER: "it can never load here",
+}
+"""How a plan stands against what is loaded."""
+
 
 def enum_word(enum: object, value: int, prefix: str) -> str:
     """An enum value in words of people: ``VERDICT_WONT_RUN`` → ``wont run``."""
@@ -21,19 +32,28 @@ def enum_word(enum: object, value: int, prefix: str) -> str:
     return name.removeprefix(prefix).replace("_", " ").lower()
 
 
-def plain_table(title: str = "") -> Table:
-    """The style of every table here."""
-    return Table(
-        title=title or None, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
+def plain_table(texts: Sequence[str] = (), figures: Sequence[str] = ()) -> Table:
+    """The style of every table here: columns of text, which a narrow terminal folds, then figures, which stay whole."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def name_value_table() -> Table:
+    """A table without a head: names, and what is said of each."""
+    table = plain_table(("", ""))
+    table.show_header = False
+    table.columns[0].no_wrap = True
+    return table
 
 
 def print_facts(to: Console, facts: weights_pb2.WeightFacts) -> None:
     """What weight files hold."""
-    table = plain_table()
-    table.add_column(style="bold")
-    table.add_column()
-    table.show_header = False
+    table = name_value_table()
+    table.columns[0].style = "bold"
     rows = [
         ("name", facts.name),
         ("format", enum_word(weights_pb2.WeightFormat, facts.format, "WEIGHT_FORMAT_")),
@@ -50,9 +70,7 @@ def print_facts(to: Console, facts: weights_pb2.WeightFacts) -> None:
         table.add_row(name, value)
     to.print(table)
     to.print()
-    precisions = plain_table()
-    for column in ("component", "precision", "tensors", "elements", "bytes", "size"):
-        precisions.add_column(column, justify="left" if column in ("component", "precision") else "right")
+    precisions = plain_table(("component", "precision"), ("tensors", "elements", "bytes", "size"))
     groups = [(part.component or "(root)", part.precisions) for part in facts.components]
     for component, tallies in groups or [("", facts.precisions)]:
         for tally in tallies:
@@ -99,29 +117,46 @@ def print_plan(to: Console, plan: fit_service_pb2.PlanModelResponse) -> None:
         seen = plan.observations
         to.print(f"Seen {seen.count} times before: peak {format_size(seen.p95_peak_bytes)} (95th percentile).")
     if plan.availability:
-        to.print(f"Now: {enum_word(fit_service_pb2.Availability, plan.availability, 'AVAILABILITY_')}")
+        to.print(f"At this moment: {AVAILABILITY_WORDS.get(plan.availability, 'unknown')}.")
 
 
 def print_requirement(to: Console, requirement: requirement_pb2.Requirement) -> None:
-    """The lines of a requirement and their sums, as a table that adds up."""
-    shown = figures(requirement.lines)
-    largest = add_up(requirement.lines)
-    peak = max(largest.phases, key=lambda phase: largest.phases[phase][1], default="")
-    table = plain_table()
-    for column in ("component", "phase", "place"):
-        table.add_column(column)
-    for column in ("low", "expected", "high"):
-        table.add_column(f"{column} MiB", justify="right", no_wrap=True)
+    """The lines of a requirement and their sums, as a table that adds up and ends with what counts."""
+    shown = figures(requirement)
+    phases = add_up(requirement.lines).phases
+    peak = max(phases, key=lambda phase: phases[phase][1], default="")
+    wide = to.width >= WIDTH_WITH_BASIS
+    table = plain_table(("component", "phase", "place"), ("low MiB", "expected MiB", "high MiB"))
+    table.columns[0].no_wrap = True
     table.add_column("source")
-    table.add_column("basis", overflow="fold")
-    for line, (low, expected, high) in zip(requirement.lines, shown.lines, strict=True):
+    if wide:
+        table.add_column("basis", overflow="fold")
+
+    def add_sum(name: str, phase: str, amounts: tuple[str, str, str], basis: str, style: str = "") -> None:
+        table.add_row(name, phase, "", *amounts, "", *([basis] if wide else []), style=style)
+
+    for line, amounts in zip(requirement.lines, shown.lines, strict=True):
         source = enum_word(requirement_pb2.FigureSource, line.source, "FIGURE_SOURCE_")
-        table.add_row(line.component, line.phase, place_word(line.place), low, expected, high, source, line.basis)
-    table.add_section()
-    table.add_row("resident", "", "", *shown.resident, "", "sum of the resident lines")
-    table.add_row("largest phase", peak, "", *shown.largest_phase, "", "the phase that needs most on top")
-    table.add_row("total", "", "", *shown.total, "", "resident + largest phase: the peak", style="bold")
+        basis = [line.basis] if wide else []
+        table.add_row(line.component, line.phase, place_word(line.place), *amounts, source, *basis)
+    add_sum("resident", "", shown.resident, "sum of the resident lines")
+    add_sum("largest phase", peak, shown.largest_phase, "the phase that needs most on top")
+    add_sum("total", "", shown.total, "resident + largest phase: the peak", "" if shown.stated else "bold")
+    if shown.stated:
+        add_sum(
+            "measured before",
+            "",
+            shown.stated,
+            "what earlier launches took, never below the low figure; counts instead of the total",
+            "bold",
+        )
     to.print(table)
+    if not wide:
+        bases = name_value_table()
+        for line in requirement.lines:
+            bases.add_row(line.component, line.basis)
+        to.print()
+        to.print(bases)
 
 
 def place_word(place: requirement_pb2.Place) -> str:
@@ -169,10 +204,7 @@ def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
     """Ceilings, and what is committed beneath them."""
     words = machine_words(capacity).removeprefix("a ")
     to.print(f"{words[:1].upper()}{words[1:]}")
-    table = plain_table()
-    table.add_column("place")
-    for column in ("automatic", "limit", "ceiling", "committed", "free", "other programs"):
-        table.add_column(column, justify="right")
+    table = plain_table(("place",), ("automatic", "limit", "ceiling", "committed", "free", "other programs"))
     for name, ceiling in [
         ("host", capacity.host),
         *((f"{card.device.name or 'device'} ({card.device.device_id})", card.ceiling) for card in capacity.devices),
@@ -207,11 +239,7 @@ def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
     if not leases:
         to.print("No leases.")
         return
-    table = plain_table()
-    for column in ("lease", "state", "holder", "model"):
-        table.add_column(column)
-    for column in ("charged", "bytes", "observed", "uses"):
-        table.add_column(column, justify="right")
+    table = plain_table(("lease", "state", "holder", "model"), ("charged", "bytes", "observed", "uses"))
     for lease in leases:
         state = enum_word(lease_pb2.LeaseState, lease.state, "LEASE_STATE_") + (" (silent)" if lease.suspect else "")
         if lease.queue_position:
@@ -234,11 +262,8 @@ def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
 def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now_s: float | None = None) -> None:
     """The engines and what each has loaded."""
     now = time.time() if now_s is None else now_s
-    table = plain_table()
-    for column in ("engine", "runtime", "state", "model"):
-        table.add_column(column)
-    for column in ("charged", "observed", "busy", "waiting", "idle unload in"):
-        table.add_column(column, justify="right")
+    texts, amounts = ("engine", "runtime", "state", "model"), ("charged", "observed", "busy", "waiting", "unload in")
+    table = plain_table(texts, amounts)
     for engine in engines:
         model = engine.model
         loaded = engine.HasField("model")

@@ -34,7 +34,7 @@ def up(engines: str, models_root: Path | None, verbose: bool) -> None:
     for kind in kinds:
         if kind not in ENGINE_KINDS:
             raise click.BadParameter(
-                f"there is no engine {kind!r}. The engines are {', '.join(ENGINE_KINDS)}.", param_hint="--engines"
+                f"there is no engine {kind!r}. The engines are {', '.join(ENGINE_KINDS)}.", param_hint="'--engines'"
             )
 
     async def body() -> ExitCode:
