@@ -58,7 +58,7 @@ def fit(
 ) -> None:
     """Will MODEL run on this machine, and what does each part of it cost?
 
-    MODEL is a file or folder, or a name in the catalogue. Exit code 3 if it won't run.
+    MODEL is a file or folder. Exit code 3 if it won't run.
     """
     if size is not None and (context or slots):
         raise click.UsageError("--size is for images, --context and --slots are for chat: give one kind.")

@@ -26,7 +26,7 @@ def prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # closed by whoever started the command
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 # for as long as the process lives
         elif isinstance(stream, io.TextIOWrapper):
             # In a locale without Unicode a name or a × becomes a question mark instead of the end of the command.
             stream.reconfigure(errors="replace")

@@ -20,7 +20,6 @@ from weighbridge.cli.load_display import load_line
 from weighbridge.cli.tables import print_capacity, print_facts, print_leases, print_plan
 from weighbridge.client import Suite, chat_message
 from weighbridge.demo.checks import (
-    TRACED_SERVICES,
     check_answer,
     check_given_back,
     check_held,
@@ -202,10 +201,8 @@ class Demo:
         request = forest.of_trace(trace_id)
         for root in request.roots:
             self._out.print(render(root))
-            count = sum(1 for _ in root.walk())
-            seen = {span.service for _, span in root.walk()}
-            members = [service for service in TRACED_SERVICES if service in seen]
-            self._out.print(f"{count} spans, from {', '.join(members)}")
+            services = [span.service for _, span in root.walk()]
+            self._out.print(f"{len(services)} spans, from {', '.join(dict.fromkeys(services))}")
         streams = [node.span for node in forest.roots if trace_id in node.span.linked_trace_ids]
         for span in streams:
             self._out.print(f"linked, a trace of its own: {span.service}  {short_name(span.name)}")
