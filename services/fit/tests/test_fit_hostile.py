@@ -66,12 +66,16 @@ def header_only(header: bytes, length: int | None = None) -> bytes:
     return (len(header) if length is None else length).to_bytes(8, "little") + header
 
 
+def u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
 def text(value: str) -> bytes:
-    return len(value).to_bytes(8, "little") + value.encode()
+    return u64(len(value)) + value.encode()
 
 
 def gguf(tensors: int, pairs: int, body: bytes) -> bytes:
-    return b"GGUF" + (3).to_bytes(4, "little") + tensors.to_bytes(8, "little") + pairs.to_bytes(8, "little") + body
+    return b"GGUF" + (3).to_bytes(4, "little") + u64(tensors) + u64(pairs) + body
 
 
 # JSON
@@ -230,7 +234,7 @@ def test_names_that_are_not_text_still_make_facts_that_can_travel(root: Path) ->
 def test_an_index_that_reaches_elsewhere_is_ignored(root: Path, shard: str) -> None:
     weights(root / "secret.safetensors")
     weights(root / "m/model.safetensors")
-    (root / "m/model.safetensors.index.json").write_text('{"weight_map": {"w": "%s"}}' % shard)
+    (root / "m/model.safetensors.index.json").write_text('{"weight_map": {"w": "' + shard + '"}}')
     facts = facts_of(root)
     assert [file.name for file in facts.files] == ["model.safetensors"]
     assert any("broken" in note for note in facts.notes)
@@ -280,8 +284,8 @@ def test_an_empty_file_is_cut_short(root: Path, name: str) -> None:
         ("model.safetensors", header_only(b"{}"), WeightReason.BAD_OFFSETS),
         ("model.gguf", b"\0\0\0\0", WeightReason.BAD_MAGIC),
         ("model.gguf", gguf(TIB // 100, TIB // 100, b""), WeightReason.HEADER_TOO_LARGE),
-        ("model.gguf", gguf(0, 1, text("k") + b"\x08\0\0\0" + (TIB // 2).to_bytes(8, "little")), WeightReason.HEADER_TOO_LARGE),
-        ("model.gguf", gguf(1, 0, text("w") + b"\x01\0\0\0" + TIB.to_bytes(8, "little") + bytes(12)), WeightReason.TRUNCATED),
+        ("model.gguf", gguf(0, 1, text("k") + b"\x08\0\0\0" + u64(TIB // 2)), WeightReason.HEADER_TOO_LARGE),
+        ("model.gguf", gguf(1, 0, text("w") + b"\x01\0\0\0" + u64(TIB) + bytes(12)), WeightReason.TRUNCATED),
     ],
     ids=["100 MiB of JSON", "data nobody owns", "zeros", "counts", "a string of 512 GiB", "a tensor of 4 TiB"],
 )  # fmt: skip

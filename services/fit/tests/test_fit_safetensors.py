@@ -283,7 +283,8 @@ def test_fuzz_both_paths_agree(content: bytes) -> None:
 # Pieces of a header as a writer lays them out, and as one almost does: the fast path must take none of them otherwise
 # than the strict one.
 NAMES = st.sampled_from(
-    ["w", "v", "a.b", "", "__metadata__", "\u00fc", "\\u0077", "\\n", "}}", "],", '\\"', "dtype", "\x7f", ",", "\t", "\ud800"]
+    ["w", "v", "a.b", "", "__metadata__", "\u00fc", "\\u0077", "\\n", "}}", "],", '\\"', "dtype", "\x7f", ",", "\t",
+     "\ud800"]
 )  # fmt: skip
 DTYPES = st.sampled_from(
     ["F32", "BF16", "U8", "F4", "X_9", "f32", "F\u00e4", "", "A" * 32, "A" * 33, "F 32", "\\u0046"]
@@ -318,7 +319,8 @@ def near_canonical(draw: st.DrawFn) -> tuple[bytes, int]:
     metadata = draw(
         st.sampled_from([
             None, None, "{}", '{"format":"pt"}', '{"a":"1","a":"2"}', '{"a":1}', "[]", "7", '{"a":"\\"}"}', '{"a":"}"}',
-            '{"a":"\x01"}', '{"a":"' + "x" * 5000 + '"}', '{"a" :"1"}', '{"a":"\ud800"}', '{"a":{"b":"c"}}', '{"a":"b",}',
+            '{"a":"\x01"}', '{"a":"' + "x" * 5000 + '"}', '{"a" :"1"}', '{"a":"\ud800"}', '{"a":{"b":"c"}}',
+            '{"a":"b",}',
         ])
     )  # fmt: skip
     if metadata is not None:

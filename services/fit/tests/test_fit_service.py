@@ -1,6 +1,7 @@
 """The service over a real channel: answers, refusals with code and reason, and a ledger that is there or not."""
 
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -274,9 +275,42 @@ async def test_requests_that_cannot_be_planned_name_the_field(
 
 async def test_other_architectures_are_refused_by_name(fit: Any, ledger: FakeLedger, model: Path) -> None:
     (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "mamba"}))
-    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=TINY)))
-    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
-    assert "mamba" in failure.message
+    for asked in (
+        pb.PlanModelRequest(model=TINY, engine_kind=plan_pb2.ENGINE_KIND_MLX),
+        pb.PlanModelRequest(model=TINY, options=MLX(mlx=plan_pb2.MlxOptions(kv_bits=8))),
+    ):
+        failure = await refusal(fit.PlanModel(asked))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
+        assert "mamba" in failure.message
+    failure = await refusal(fit.SolveContext(pb.SolveContextRequest(model=TINY)))
+    assert failure.reason == "UNSUPPORTED_ARCHITECTURE"
+
+
+@pytest.mark.parametrize("machine", [None, cpu(1 << 20), cpu(64 * GIB)])
+async def test_a_model_that_cannot_be_priced_is_guessed_and_never_blocked(
+    fit: Any, ledger: FakeLedger, model: Path, machine: machine_pb2.Machine | None
+) -> None:
+    path = model.parent / "other.gguf"
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16) + bytes(1000))
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=at("other.gguf"), workload=chat(), machine=machine))
+    assert plan.engine_kind == plan_pb2.ENGINE_KIND_GENERIC
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_UNKNOWN
+    (line,) = plan.requirement.lines
+    assert line.source == plan.claim.source == requirement_pb2.FIGURE_SOURCE_ASSUMED
+    guessed = 1024 * 110 // 100 + GIB  # the file has 24 + 1000 bytes
+    assert line.expected_bytes == plan.requirement.total.expected_bytes == guessed
+    assert plan.claim.host_bytes == min(guessed, plan.capacity.host.effective_bytes)
+    assert plan.claim.optional_host_bytes == 0
+    assert not plan.HasField("launch")
+    assert [note.code for note in plan.notes] == ["NOT_PRICED"]
+    assert plan.resolved_path == str(path)
+
+
+async def test_a_guess_is_held_against_the_leases_of_this_moment_too(fit: Any, ledger: FakeLedger, model: Path) -> None:
+    (model / "config.json").write_text("{}")
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=TINY, check_current_leases=True))
+    assert plan.availability == pb.AVAILABILITY_NOW
+    assert ledger.asked[-1].purpose.engine_kind == "generic"
 
 
 async def test_a_request_without_a_model_is_refused(fit: Any) -> None:
@@ -293,6 +327,16 @@ async def test_a_request_without_a_model_is_refused(fit: Any) -> None:
         ({"file_bytes": -1}, "model.facts.file_bytes"),
         ({"geometry": weights_pb2.ModelGeometry(hidden_size=-1)}, "model.facts.geometry.hidden_size"),
         ({"geometry": weights_pb2.ModelGeometry(layers=[4])}, "model.facts.geometry.layers"),
+        ({"geometry": weights_pb2.ModelGeometry(layers=[1] * 4097)}, "model.facts.geometry.layers"),
+        ({"geometry": weights_pb2.ModelGeometry(vocab_size=2**62)}, "model.facts.geometry.vocab_size"),
+        ({"geometry": weights_pb2.ModelGeometry(activation_bytes=16)}, "model.facts.geometry.activation_bytes"),
+        ({"geometry": weights_pb2.ModelGeometry(model_type="q" * 1000)}, "model.facts.geometry.model_type"),
+        ({"tensor_bytes": 2**63 - 1}, "model.facts.tensor_bytes"),
+        ({"file_bytes": 2**63 - 1}, "model.facts.file_bytes"),
+        ({"components": [weights_pb2.ComponentTally()] * 5000}, "model.facts.components"),
+        ({"notes": ["n"] * 5000}, "model.facts.notes"),
+        ({"architecture": "a" * 1000}, "model.facts.architecture"),
+        ({"components": [weights_pb2.ComponentTally(bytes=-1)]}, "model.facts.components"),
     ],
 )
 async def test_inline_facts_that_no_file_could_have_are_refused(
@@ -336,3 +380,82 @@ async def test_the_largest_context_comes_with_its_plan(fit: Any, ledger: FakeLed
 async def test_what_comes_later_says_so(fit: Any, rpc: str, request_: Any) -> None:
     failure = await refusal(getattr(fit, rpc)(request_))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_YET_IMPLEMENTED")
+
+
+ABSURD_SIZES = {"hidden_size": 1 << 31, "vocab_size": 1 << 31, "kv_heads": 1 << 31, "head_size": 1 << 31}
+
+
+async def test_sizes_that_multiply_beyond_64_bits_are_refused_or_guessed(fit: Any, ledger: FakeLedger) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    facts.geometry.MergeFrom(weights_pb2.ModelGeometry(**ABSURD_SIZES))
+    inline = weights_pb2.ModelRef(facts=facts)
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=inline, engine_kind=plan_pb2.ENGINE_KIND_MLX)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=inline))
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_UNKNOWN
+
+
+async def test_the_largest_inline_facts_still_make_a_plan(fit: Any, ledger: FakeLedger) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    facts.file_bytes = facts.tensor_bytes = facts.components[0].bytes = 1 << 60
+    inline = weights_pb2.ModelRef(facts=facts)
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=inline, engine_kind=plan_pb2.ENGINE_KIND_MLX))
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN
+    assert plan.claim.host_bytes > 1 << 60
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "reason"),
+    [
+        (chat(2**63 - 1), {}, "CONTEXT_TOO_LONG"),
+        (chat(-(2**63)), {}, "INVALID_OPTION"),
+        (chat(1, 2**31 - 1), {}, "INVALID_OPTION"),
+        (chat(1, -(2**31)), {}, "INVALID_OPTION"),
+        (chat(), {"prefill_step_tokens": 0}, "INVALID_OPTION"),
+        (chat(), {"prefill_step_tokens": -1}, "INVALID_OPTION"),
+        (chat(), {"allocator_cache_bytes": 2**63 - 1}, "INVALID_OPTION"),
+        (chat(), {"allocator_cache_bytes": -1}, "INVALID_OPTION"),
+        (chat(), {"kv_bits": 4, "kv_group_size": 0}, "INVALID_OPTION"),
+    ],
+)
+@pytest.mark.parametrize("made_for", [8192, 0])
+async def test_absurd_workloads_are_refused(
+    fit: Any, ledger: FakeLedger, workload: plan_pb2.Workload, options: dict[str, int], reason: str, made_for: int
+) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    facts.geometry.max_context_tokens = made_for
+    failure = await refusal(
+        fit.PlanModel(
+            pb.PlanModelRequest(
+                model=weights_pb2.ModelRef(facts=facts),
+                workload=workload,
+                options=plan_pb2.EngineOptions(mlx=plan_pb2.MlxOptions(**options)),
+            )
+        )
+    )
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+async def test_what_a_folder_says_can_always_travel(fit: Any, model: Path) -> None:
+    bad = os.fsdecode(b"\xff\xfe")
+    folder = model.parent / bad
+    folder.mkdir()
+    for name in (f"{bad}.safetensors", "b.safetensors"):
+        save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / name)
+    (model / "again").symlink_to(folder)
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("tiny/again")))).facts
+    assert facts.tensor_bytes == 2 * 8192
+    (folder / f"{bad}.safetensors").write_bytes(b"")
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("tiny/again"))))
+    assert failure.reason == "MALFORMED_WEIGHTS"
+
+
+async def test_the_longest_names_do_not_burst_the_trailers(fit: Any, model: Path) -> None:
+    key = b"k" * 65_000
+    pair = len(key).to_bytes(8, "little") + key + b"\x63\0\0\0" + bytes(8)
+    head = b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+    (model.parent / "long.gguf").write_bytes(head + pair)
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("long.gguf"))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_WEIGHTS")
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("x/" * 1_000_000))))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")

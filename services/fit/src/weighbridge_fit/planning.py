@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 
+from weighbridge_common.sizes import format_gib
+
 from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.claim import Claim, claim_for
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.lines import Requirement, Source
 from weighbridge_fit.observed import ENOUGH, Observed, sharpen
+from weighbridge_fit.plans import unpriced
 from weighbridge_fit.plans.mlx_options import LONGEST_CONTEXT, MlxRequest
-from weighbridge_fit.plans.mlx_qwen import MlxPlan, plan
+from weighbridge_fit.plans.mlx_qwen import MlxPlan, Note, plan
 from weighbridge_fit.solve import largest_context
 from weighbridge_fit.verdict import Assessment, Verdict, help_for, judge
 
@@ -23,6 +26,16 @@ class Answer:
     assessment: Assessment
     claim: Claim
     claim_source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What is said about a model that cannot be priced: it never says no."""
+
+    requirement: Requirement
+    assessment: Assessment
+    claim: Claim
+    note: Note
 
 
 def compute_device(capacity: Capacity) -> ComputeDevice:
@@ -42,6 +55,15 @@ def answer(facts: WeightFacts, request: MlxRequest, capacity: Capacity, observed
     measured = observed is not None and observed.count >= ENOUGH
     source = Source.MEASURED if measured else Source.DERIVED
     return Answer(made, needed, assessment, claim_for(needed, capacity, assessment.verdict), source)
+
+
+def guess(facts: WeightFacts, capacity: Capacity, why: str) -> Guess:
+    """Verdict UNKNOWN and a claim that the empty machine grants. `why` is the sentence of the plan that failed."""
+    needed = unpriced.guess(facts)
+    reason = f"Its price is not known: {format_gib(needed.total.expected)} is a guess from the size of its files."
+    assessment = Assessment(Verdict.UNKNOWN, "NOT_PRICED", reason)
+    note = Note("NOT_PRICED", f"{why} It can be looked at, not run.")
+    return Guess(needed, assessment, claim_for(needed, capacity, Verdict.UNKNOWN), note)
 
 
 def solve_context(facts: WeightFacts, request: MlxRequest, capacity: Capacity, below: int = 0) -> int:

@@ -2,9 +2,6 @@
 
 # ruff: noqa: N802 - methods are named after the contract's rpcs
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import grpc
 import structlog
 from weighbridge_common.handlers import AnyContext
@@ -18,10 +15,11 @@ from weighbridge_fit import messages
 from weighbridge_fit.errors import WeightError, WeightReason
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.ledger_client import LedgerClient
+from weighbridge_fit.lines import Source
 from weighbridge_fit.models_root import ModelNotFoundError
 from weighbridge_fit.observed import summarise
-from weighbridge_fit.planning import Answer, answer, solve_context
-from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.planning import Answer, answer, guess, solve_context
+from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.mlx_options import MlxRequest
 from weighbridge_fit.reading import HeaderReader
 
@@ -69,10 +67,19 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         what_if = _what_if(request)
         capacity = await self._ledger.capacity(what_if)
         asked = messages.mlx_request_from(request.workload, request.options)
-        return await self._planned(
-            facts, path, asked, capacity, request.engine_build, own_machine=what_if is None,
-            check_leases=request.check_current_leases,
-        )  # fmt: skip
+        # Whoever names MLX wants to launch it and must be refused; whoever asks in general gets a guess.
+        mlx_meant = request.engine_kind == plan_pb2.ENGINE_KIND_MLX or request.options.HasField("mlx")
+        try:
+            response = await self._planned(
+                facts, path, asked, capacity, request.engine_build, own_machine=what_if is None
+            )
+        except PlanError as error:
+            if mlx_meant or error.reason != UNSUPPORTED_ARCHITECTURE:
+                raise _plan_refused(error) from error
+            response = _guessed(facts, path, capacity, error.message)
+        if request.check_current_leases and what_if is None:
+            await self._add_availability(response, request.engine_build)
+        return response
 
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
@@ -82,14 +89,16 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         what_if = _what_if(request)
         capacity = await self._ledger.capacity(what_if)
         asked = messages.mlx_request_from(workload, request.options)
-        with _plan_errors():
+        try:
             largest = solve_context(facts, asked, messages.capacity_from(capacity))
+        except PlanError as error:
+            raise _plan_refused(error) from error
         if not largest:
             raise failed_precondition("MODEL_WONT_RUN", "No context of this model runs on this machine.")
         asked = messages.mlx_request_from(
             plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=largest, slots=request.slots)), request.options
         )
-        plan = await self._planned(facts, path, asked, capacity, "", own_machine=what_if is None, check_leases=False)
+        plan = await self._planned(facts, path, asked, capacity, "", own_machine=what_if is None)
         return pb.SolveContextResponse(context_tokens=largest, plan=plan)
 
     async def SolveSize(self, request: pb.SolveSizeRequest, context: AnyContext) -> pb.SolveSizeResponse:
@@ -142,31 +151,32 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         build: str,
         *,
         own_machine: bool,
-        check_leases: bool,
     ) -> pb.PlanModelResponse:
+        """Raises PlanError."""
         ceilings = messages.capacity_from(capacity)
-        with _plan_errors():
-            made = answer(facts, asked, ceilings)
+        made = answer(facts, asked, ceilings)
         seen: list[lease_pb2.Observation] = []
         # A what-if machine is not the one that was measured.
         if own_machine and facts.model_digest:
             seen = await self._observations(facts.model_digest, build, made.plan.shape.text())
             if seen:
                 made = answer(facts, asked, ceilings, summarise([item.peak_bytes for item in seen]))
-        response = _response(facts, path, made, capacity, seen)
-        if check_leases and own_machine:
-            purpose = lease_pb2.Purpose(
-                engine_kind="mlx",
-                model_name=facts.name,
-                model_digest=facts.model_digest,
-                engine_build=build,
-                shape=response.shape,
-                planned_peak_bytes=made.requirement.total.expected,
-            )
-            preview = await self._ledger.preview(response.claim, purpose)
-            response.availability = _AVAILABILITY.get(preview.outcome, pb.AVAILABILITY_UNSPECIFIED)
-            response.would_evict_lease_ids.extend(preview.would_evict_lease_ids)
-        return response
+        return _response(facts, path, made, capacity, seen)
+
+    async def _add_availability(self, response: pb.PlanModelResponse, build: str) -> None:
+        """How the response's claim would fare now. Raises RequestError."""
+        kind = plan_pb2.EngineKind.Name(response.engine_kind)
+        purpose = lease_pb2.Purpose(
+            engine_kind=kind.removeprefix("ENGINE_KIND_").lower(),
+            model_name=response.model_name,
+            model_digest=response.model_digest,
+            engine_build=build,
+            shape=response.shape,
+            planned_peak_bytes=response.requirement.total.expected_bytes,
+        )
+        preview = await self._ledger.preview(response.claim, purpose)
+        response.availability = _AVAILABILITY.get(preview.outcome, pb.AVAILABILITY_UNSPECIFIED)
+        response.would_evict_lease_ids.extend(preview.would_evict_lease_ids)
 
     async def _observations(self, digest: str, build: str, shape: str) -> list[lease_pb2.Observation]:
         """Measured peaks; none if the ledger does not tell: a plan without them is still a plan."""
@@ -209,6 +219,22 @@ def _response(
     return response
 
 
+def _guessed(facts: WeightFacts, path: str, capacity: machine_pb2.Capacity, why: str) -> pb.PlanModelResponse:
+    """The answer for a model that no law prices: no launch, no shape, and a verdict that blocks nothing."""
+    made = guess(facts, messages.capacity_from(capacity), why)
+    return pb.PlanModelResponse(
+        requirement=messages.requirement_message(made.requirement),
+        assessment=messages.assessment_message(made.assessment),
+        claim=messages.claim_message(made.claim, Source.ASSUMED),
+        notes=[plan_pb2.PlanNote(code=made.note.code, message=made.note.message)],
+        model_digest=facts.model_digest,
+        model_name=facts.name,
+        engine_kind=plan_pb2.ENGINE_KIND_GENERIC,
+        capacity=capacity,
+        resolved_path=path,
+    )
+
+
 def _check_engine(kind: int, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> None:
     """Refuses engines and options that this version does not plan, rather than pricing something else."""
     if kind not in (plan_pb2.ENGINE_KIND_UNSPECIFIED, plan_pb2.ENGINE_KIND_MLX):
@@ -225,17 +251,13 @@ def _check_engine(kind: int, workload: plan_pb2.Workload, options: plan_pb2.Engi
         raise _not_yet(f"The option {unplanned[0]}")
 
 
-@contextmanager
-def _plan_errors() -> Iterator[None]:
-    try:
-        yield
-    except PlanError as error:
-        raise RequestError(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            error.reason,
-            error.message,
-            field_violations=[(error.field, error.message)],
-        ) from error
+def _plan_refused(error: PlanError) -> RequestError:
+    return RequestError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        error.reason,
+        error.message,
+        field_violations=[(error.field, error.message)],
+    )
 
 
 def _malformed(error: WeightError) -> RequestError:

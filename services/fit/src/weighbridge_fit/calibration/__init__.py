@@ -44,6 +44,7 @@ class WorkspaceFactors:
     """The factors of `laws.workspace` at one bound."""
 
     hidden: float
+    expert_output: float
     query: float
     key_value: float
     intermediate: float
@@ -71,6 +72,7 @@ class Calibration:
         """The workspace factors at one bound: low, expected or high."""
         return WorkspaceFactors(
             hidden=self["hidden_elements"].at(bound),
+            expert_output=self["expert_output_elements"].at(bound),
             query=self["query_elements"].at(bound),
             key_value=self["key_value_elements"].at(bound),
             intermediate=self["intermediate_elements"].at(bound),

@@ -15,13 +15,13 @@ def activation_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFact
     """Activations of one layer while a chunk of tokens passes: counted in elements per token by width, each in the
     activation type."""
     experts = max(1, geometry.experts_per_token) if geometry.experts else 0
-    hidden = geometry.hidden_size * (1 + experts)
+    hidden = factors.hidden * geometry.hidden_size + factors.expert_output * experts * geometry.hidden_size
     inner = max(geometry.intermediate_size, experts * geometry.expert_intermediate_size)
     query = geometry.attention_heads * geometry.head_size
     keys = geometry.kv_heads * geometry.head_size
     if LayerKind.GATED_DELTA in geometry.layers:
         query = max(2 * query, convolution_size(geometry))
-    elements = factors.hidden * hidden + factors.query * query + factors.key_value * keys + factors.intermediate * inner
+    elements = hidden + factors.query * query + factors.key_value * keys + factors.intermediate * inner
     # Half-precision arithmetic keeps float32 copies on the CPU; in float32 there is nothing to copy.
     copies = factors.float32_share if geometry.activation_bytes >= FLOAT32_BYTES else 1.0
     return chunk * elements * geometry.activation_bytes * copies

@@ -1,5 +1,8 @@
 """A plan that cannot be made, and which field of the request is to blame."""
 
+# The one reason that lies in the model and not in the request.
+UNSUPPORTED_ARCHITECTURE = "UNSUPPORTED_ARCHITECTURE"
+
 
 class PlanError(Exception):
     """`reason` is a stable UPPER_SNAKE name, `field` the request's field, the message a sentence for people."""

@@ -13,7 +13,7 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import cache_growth, gated_delta, kv, workspace
 from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model_config import QWEN_TYPES
-from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape, settle
 
 # What the contract's signed 64 bits hold.
@@ -60,7 +60,7 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
     needed = requirement(lines)
     if needed.total.high > MAX_BYTES:
         message = "The model's sizes multiply to more memory than can be counted: its configuration is wrong."
-        raise PlanError("UNSUPPORTED_ARCHITECTURE", "model", message)
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
     return MlxPlan(
         shape=shape,
         requirement=needed,
@@ -74,11 +74,11 @@ def _supported(facts: WeightFacts) -> ModelGeometry:
     geometry = facts.geometry
     if facts.format is not WeightFormat.SAFETENSORS:
         message = "The MLX engine loads folders of safetensors; this model is stored in another format."
-        raise PlanError("UNSUPPORTED_ARCHITECTURE", "model", message)
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
     if geometry is None or geometry.model_type not in QWEN_TYPES:
         named = f"of type {facts.architecture!r}" if facts.architecture else "without a config that names its type"
         message = f"The MLX engine plans Qwen models ({', '.join(sorted(QWEN_TYPES))}); this is a model {named}."
-        raise PlanError("UNSUPPORTED_ARCHITECTURE", "model", message)
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
     needed = {
         "hidden_size": geometry.hidden_size,
         "vocab_size": geometry.vocab_size,
@@ -99,7 +99,7 @@ def _supported(facts: WeightFacts) -> ModelGeometry:
     missing = [name for name, value in needed.items() if not value]
     if missing:
         message = f"The model's geometry does not say its {', '.join(missing)}."
-        raise PlanError("UNSUPPORTED_ARCHITECTURE", "model.facts.geometry", message)
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model.facts.geometry", message)
     return geometry
 
 
