@@ -87,11 +87,22 @@ def parse(header: bytes, data_bytes: int) -> Header:
     Raises HEADER_INVALID, DUPLICATE_KEY, BAD_SHAPE, BAD_OFFSETS, SIZE_MISMATCH, TOO_DEEP or PARSE_BUDGET; offsets in
     errors are file offsets.
     """
+    fast = _fast_columns(header)
+    if fast is not None:
+        try:
+            return _checked(header, fast, data_bytes)
+        except WeightError:
+            pass  # What is wrong is for the strict path to say: both must say the same.
     try:
-        columns = _fast_columns(header) or _strict_columns(header)
+        columns = _strict_columns(header)
     except WeightError as error:
         offset = None if error.offset is None else error.offset + PREFIX_BYTES
         raise WeightError(error.reason, error.message, offset=offset) from error
+    return _checked(header, columns, data_bytes)
+
+
+def _checked(header: bytes, columns: "Columns", data_bytes: int) -> Header:
+    """The header of these columns. Raises what `parse` raises, offsets in the file."""
     names, layouts, begins, ends, metadata = columns
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
@@ -138,7 +149,7 @@ def _fast_columns(header: bytes) -> Columns | None:
             joined_names.decode("utf-8")
     except ValueError:  # Leading zeros, absurdly long numbers, broken UTF-8: the strict path has the words for it.
         return None
-    if METADATA_KEY.encode() in names or not all(map(_LAYOUT_PARTS.fullmatch, set(layouts))):
+    if METADATA_KEY.encode() in names:
         return None
     return list(names), list(layouts), numbers[0::2], numbers[1::2], metadata
 
@@ -250,8 +261,9 @@ def _checked_size(layout: Any, size: int) -> Layout:
 
 
 def _layout_from_text(text: bytes) -> tuple[str, tuple[int, ...]]:
-    """dtype and shape from the canonical text that the fast path has matched."""
+    """dtype and shape from the canonical text of the fast path. Raises HEADER_INVALID for almost canonical text."""
     found = _LAYOUT_PARTS.fullmatch(text)
-    assert found is not None
+    if found is None:
+        raise WeightError(WeightReason.HEADER_INVALID, "the dtype and shape are not in canonical form")
     dtype, sizes = found.groups()
     return dtype.decode("ascii"), tuple(map(int, sizes.split(b","))) if sizes else ()
