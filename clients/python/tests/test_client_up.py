@@ -14,6 +14,8 @@ from weighbridge_proto.engines.v1.chat_service_pb2 import ChatRequest
 
 TESTS = Path(__file__).parent
 
+COMMAND = (sys.executable, "-m", "weighbridge")
+
 UP = """
 import sys
 from click.testing import CliRunner
@@ -75,7 +77,7 @@ def test_a_second_up_in_the_same_folder_is_refused(run_dir: Path) -> None:
 def test_ctrl_c_in_a_chat_cancels_the_call_and_exits_130(fake_suite: Any) -> None:
     fake_suite.state.hang_after_answer = True
     process = subprocess.Popen(
-        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m", "hi"],
+        [*COMMAND, "chat", "/m", "hi"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -92,15 +94,16 @@ def test_ctrl_c_in_a_chat_cancels_the_call_and_exits_130(fake_suite: Any) -> Non
     assert fake_suite.state.cancelled.wait(10)
 
 
-def test_a_conversation_goes_on_after_a_stopped_answer_and_ends_with_ctrl_d(fake_suite: Any) -> None:
+def start_conversation() -> tuple["subprocess.Popen[bytes]", int]:
+    """A `chat` at a terminal, and the terminal's other side."""
     ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    process = subprocess.Popen([*COMMAND, "chat", "/m"], stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
+    return process, ours
+
+
+def test_a_conversation_goes_on_after_a_stopped_answer_and_ends_with_ctrl_d(fake_suite: Any) -> None:
+    process, ours = start_conversation()
     terminal = Terminal(ours)
     terminal.expect("> ")
     fake_suite.state.hang_after_answer = True
@@ -125,14 +128,7 @@ def test_a_conversation_goes_on_after_a_stopped_answer_and_ends_with_ctrl_d(fake
 
 
 def test_ctrl_c_at_the_prompt_ends_the_conversation(fake_suite: Any) -> None:
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from weighbridge.cli import main; main()", "chat", "/m"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
+    process, ours = start_conversation()
     Terminal(ours).expect("> ")
     # Repeated, because Python's input() misses a signal that comes between its prompt and its read.
     while process.poll() is None:

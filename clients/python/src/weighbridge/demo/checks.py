@@ -62,7 +62,7 @@ def check_trace(forest: Forest, trace_id: str, services: Iterable[str] = TRACED_
     request = forest.of_trace(trace_id)
     if len(request.roots) != 1:
         problems.append(f"The request's trace has {len(request.roots)} roots instead of one.")
-    seen = {span.service for root in request.roots for _, span in root.walk()}
+    seen = {span.service for root in request.roots for span in root.walk()}
     missing = [service for service in services if service not in seen]
     if missing:
         problems.append(f"The request's trace has no span from {', '.join(missing)}.")

@@ -201,7 +201,7 @@ class Demo:
         request = forest.of_trace(trace_id)
         for root in request.roots:
             self._out.print(render(root))
-            services = [span.service for _, span in root.walk()]
+            services = [span.service for span in root.walk()]
             self._out.print(f"{len(services)} spans, from {', '.join(dict.fromkeys(services))}")
         streams = [node.span for node in forest.roots if trace_id in node.span.linked_trace_ids]
         for span in streams:

@@ -32,11 +32,11 @@ class Node:
     span: SpanRecord
     children: list["Node"] = field(default_factory=list)
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, SpanRecord]]:
-        """Every span of the tree with its depth, parents before children."""
-        yield depth, self.span
+    def walk(self) -> Iterator[SpanRecord]:
+        """Every span of the tree, parents before children."""
+        yield self.span
         for child in self.children:
-            yield from child.walk(depth + 1)
+            yield from child.walk()
 
 
 @dataclass(frozen=True)
