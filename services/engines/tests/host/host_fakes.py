@@ -68,6 +68,9 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.activate_gate = asyncio.Event()
         self.activate_gate.set()
         self.refuse_growth = False
+        self.growths_refused = 0
+        self.attached = 0
+        self.stopping = False
         self.refuse_use = None
         self.forget_all = False
         self.term_s = 30.0
@@ -110,6 +113,8 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def Admit(self, request, context):
         self.admits.append(request)
+        if self.stopping:
+            raise RequestError(S.UNAVAILABLE, "LEDGER_STOPPING", "Stopping.")
         lease = lease_pb2.Lease(
             lease_id=uuid.uuid4().hex, state=lease_pb2.LEASE_STATE_QUEUED, holder=request.holder, node_id="node-1"
         )
@@ -143,6 +148,9 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         if lease is None or self.forget_all or lease.state == lease_pb2.LEASE_STATE_RELEASED:
             raise RequestError(S.NOT_FOUND, "LEASE_NOT_FOUND", "No such lease.")
         assert request.process == lease.holder.process
+        if request.secret and request.secret != self.secrets[request.lease_id]:
+            raise RequestError(S.PERMISSION_DENIED, "LEASE_SECRET_MISMATCH", "Another secret.")
+        self.attached += 1
         secret = self.secrets[request.lease_id] = uuid.uuid4().hex
         return ledger_service_pb2.AttachLeaseResponse(lease=lease, secret=secret)
 
@@ -171,7 +179,12 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
                 self.observed.append(request.observed)
                 if request.observed.host_bytes > lease.charge.host_bytes:
                     if self.refuse_growth:
-                        raise RequestError(S.RESOURCE_EXHAUSTED, "OUT_OF_GRANT", "It holds more than granted.")
+                        told = {
+                            "observed_bytes": request.observed.host_bytes,
+                            "granted_bytes": lease.charge.host_bytes,
+                        }
+                        self.growths_refused += 1
+                        raise RequestError(S.RESOURCE_EXHAUSTED, "OUT_OF_GRANT", "It holds more.", metadata=told)
                     lease.charge.host_bytes = request.observed.host_bytes
         except RequestError as error:
             response.failure.CopyFrom(error.failure.to_message())

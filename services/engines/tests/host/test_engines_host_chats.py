@@ -4,6 +4,7 @@ import asyncio
 import signal
 
 import grpc
+import pytest
 from host_fakes import Suite, eventually, failure_of, kill, kinds, until_event
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2, image_service_pb2_grpc
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
@@ -67,6 +68,41 @@ async def test_requests_take_turns_and_the_queue_is_bounded(run_dir):
         events = await second
         assert events[-2].delta.text.endswith("busy=1 ")  # never two at once in the engine
         await eventually(lambda: suite.ledger.active[0].uses == 0)
+
+
+@pytest.mark.parametrize(("ended_by", "reason"), [("unload", "MODEL_UNLOADED"), ("kill", "ENGINE_DIED")])
+async def test_requests_that_wait_are_told_why_their_engine_ended(run_dir, ended_by, reason):
+    async with Suite(run_dir) as suite:
+        first = suite.chat("endless")
+        await until_event(first, "delta")
+        waiting = [asyncio.create_task(failure_of(suite.chat("hello"))) for _ in range(3)]
+        await eventually(lambda: suite.host.current.queue.waiting == 3)
+        if ended_by == "unload":
+            await suite.unload(force=True)
+        else:
+            kill(suite.host.current.child.engine.pid)
+        failures = [await failure_of(first), *await asyncio.gather(*waiting)]
+        assert [failure.reason for failure in failures] == 4 * [reason]
+        await suite.nothing_left()
+
+
+async def test_a_chat_that_no_model_can_answer_loads_none(run_dir):
+    async with Suite(run_dir) as suite:
+        hello = chat_service_pb2.ChatMessage(
+            role=chat_service_pb2.ROLE_USER, parts=[chat_service_pb2.ContentPart(text="hello")]
+        )
+        bad = [
+            {"sampling": chat_service_pb2.Sampling(temperature=float("nan"))},
+            {"sampling": chat_service_pb2.Sampling(top_p=-0.5)},
+            {"stop_sequences": [str(number) for number in range(10_000)]},
+            {"max_output_tokens": -1},
+        ]
+        for fields in bad:
+            request = chat_service_pb2.ChatRequest(messages=[hello], **fields)
+            request.model.path = "a"
+            failure = await failure_of(suite.chats.Chat(request))
+            assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_SAMPLING")
+        assert not suite.ledger.admits
 
 
 async def test_as_many_at_once_as_were_planned_for(run_dir):

@@ -8,6 +8,7 @@ from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, 
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
 from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.errors import RpcFailure
 
 
 async def test_a_ledger_that_restarts_is_attached_to_and_the_answer_goes_on(run_dir):
@@ -101,13 +102,17 @@ async def test_an_engine_within_its_grown_grant_goes_on(run_dir):
         assert (await suite.get()).model.observed.host_peak_bytes == held
 
 
-async def test_growth_that_is_refused_ends_the_engine(run_dir):
+async def test_refused_growth_is_lived_with_up_to_a_quarter_of_the_grant(run_dir):
     held = 500_000_000
     async with Suite(run_dir, held_bytes=lambda: held) as suite:
         suite.ledger.refuse_growth = True
         call = suite.chat("endless")
         await until_event(call, "delta")
         held = round(1.05 * CLAIM_BYTES)
+        await eventually(lambda: suite.ledger.growths_refused >= 2)
+        assert not call.done()
+        assert suite.ledger.attached == 0  # the lease is not in doubt
+        held = round(1.25 * CLAIM_BYTES)
         failure = await failure_of(call)
         assert failure.reason == "OUT_OF_GRANT"
         held = 0
@@ -222,7 +227,11 @@ async def test_a_chat_is_content_with_whatever_shape_is_loaded(run_dir):
     async with Suite(run_dir) as suite:
         await suite.load_all("a")
         request = chat_service_pb2.ChatRequest(
-            messages=[chat_service_pb2.ChatMessage(parts=[chat_service_pb2.ContentPart(text="hello")])]
+            messages=[
+                chat_service_pb2.ChatMessage(
+                    role=chat_service_pb2.ROLE_USER, parts=[chat_service_pb2.ContentPart(text="hello")]
+                )
+            ]
         )
         request.model.path = "also-a"
         request.workload.chat.context_tokens = 9999
@@ -232,3 +241,30 @@ async def test_a_chat_is_content_with_whatever_shape_is_loaded(run_dir):
         load = engine_pb.LoadModelRequest(model=request.model, workload=request.workload)
         assert kinds([event async for event in suite.engine.LoadModel(load)])[-1] == "ready"
         assert len(suite.ledger.admits) == 2  # LoadModel insists on the shape
+
+
+async def test_a_lease_outgrown_by_the_ledgers_own_count_is_lost(run_dir):
+    # What the ledger sees may hold more than the host's watchdog looks at (cards): its word alone is enough.
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        suite.host.current.hold._growth_refused(
+            RpcFailure(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "OUT_OF_GRANT",
+                "It holds more.",
+                {"observed_bytes": "125", "granted_bytes": "100"},
+            )
+        )
+        await suite.nothing_left()
+        assert suite.ledger.released == ["OUT_OF_GRANT"]
+
+
+async def test_a_holder_that_missed_several_secrets_is_known_by_its_process(run_dir):
+    # A ledger that was frozen carries out every attempt to attach that was given up meanwhile, each with a new secret.
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        [lease] = suite.ledger.active
+        suite.ledger.secrets[lease.lease_id] = "a secret that nobody heard"
+        assert kinds(await suite.chat_all())[-1] == "finished"
+        assert suite.ledger.attached == 1
+        assert len(suite.ledger.admits) == 1

@@ -5,7 +5,7 @@ import random
 
 import grpc
 import pytest
-from host_fakes import CLAIM_BYTES, Suite, eventually, failure_of, kinds, process_exists, until_event
+from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, process_exists, until_event
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RpcFailure
 
@@ -248,3 +248,42 @@ async def test_cancelled_at_any_moment_a_load_leaves_nothing_and_the_next_one_wo
         assert kinds(await suite.chat_all())[-1] == "finished"
         await suite.unload()
         await suite.nothing_left()
+
+
+async def test_a_ledger_that_stops_and_comes_back_does_not_fail_a_load(run_dir):
+    async with Suite(run_dir) as suite:
+        suite.ledger.stopping = True
+        loading = asyncio.create_task(suite.load_all())
+        await eventually(lambda: len(suite.ledger.admits) >= 2)
+        suite.ledger.stopping = False
+        assert kinds(await loading)[-1] == "ready"
+        assert len({admit.request_id for admit in suite.ledger.admits}) == 1  # its place in the queue is kept
+
+
+async def test_patience_with_a_silent_ledger_begins_when_it_falls_silent(run_dir):
+    time_s = ManualClock()
+    async with Suite(run_dir, clock=time_s.clock()) as suite:
+        suite.ledger.grant.clear()
+        call = suite.load()
+        await until_event(call, "queued")
+        time_s.advance(600)  # a long wait without news is no silence
+        await suite.restart_ledger()
+        await eventually(lambda: len(suite.ledger.admits) == 2)
+        suite.ledger.grant.set()
+        assert (await until_event(call, "ready")).ready.engine.HasField("model")
+
+
+async def test_a_run_folder_that_cannot_be_used_is_named_and_nothing_is_left(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()  # by now the host is connected to ledger and fit, whose sockets go with the folder
+        await suite.unload()
+        away = run_dir.with_name(run_dir.name + "-away")
+        run_dir.rename(away)
+        try:
+            failure = await failure_of(suite.load())
+        finally:
+            away.rename(run_dir)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED")
+        assert "run folder" in failure.message
+        await suite.nothing_left()
+        assert kinds(await suite.load_all())[-1] == "ready"
