@@ -2,6 +2,8 @@
 
 import re
 
+from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -20,6 +22,11 @@ def format_size(size_bytes: int) -> str:
     if size >= KIB:
         return f"{sign}{size / KIB:.1f} KiB"
     return f"{sign}{size} B"
+
+
+def all_bytes(held: requirement_pb2.Charge | process_pb2.ObservedMemory) -> int:
+    """Everything that is charged or was seen in use, on the host and on devices together."""
+    return held.host_bytes + sum(device.bytes for device in held.devices)
 
 
 def parse_size(text: str) -> int:

@@ -21,7 +21,7 @@ from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite,
 from weighbridge.cli.tables import enum_word, print_engines
 from weighbridge.client import Engine, Suite
 from weighbridge.failures import CallError, ExitCode, unreachable
-from weighbridge.sizes import format_size
+from weighbridge.sizes import all_bytes, format_size
 
 DEFAULT_ENGINE = "mlx"
 
@@ -114,7 +114,7 @@ def unload(engine: str | None, force: bool, json_output: bool) -> None:
         if json_output:
             print_json(response)
         elif response.HasField("unloaded"):
-            held = response.unloaded.lease.charge.host_bytes
+            held = all_bytes(response.unloaded.lease.charge)
             click.echo(f"Unloaded {response.unloaded.model_name}, {format_size(held)} given back.")
         else:
             click.echo("Nothing was loaded.")

@@ -7,8 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from weighbridge_proto.engines.v1 import engine_service_pb2
 from weighbridge_proto.memory.v1 import requirement_pb2
 
-from weighbridge.cli.tables import charged_bytes
-from weighbridge.sizes import format_size
+from weighbridge.sizes import all_bytes, format_size
 
 
 class LoadDisplay:
@@ -79,7 +78,7 @@ def load_line(event: engine_service_pb2.LoadModelResponse) -> str:
         return f"RECLAIMING  asked {count} idle holder{'s' if count != 1 else ''} to make room"
     if kind == "admitted":
         lease = event.admitted.lease
-        return f"ADMITTED  lease {lease.lease_id}: {format_size(charged_bytes(lease))}"
+        return f"ADMITTED  lease {lease.lease_id}: {format_size(all_bytes(lease.charge))}"
     if kind == "starting":
         return f"STARTING  {_phase_word(event.starting.phase)}"
     if kind == "ready":

@@ -12,10 +12,13 @@ from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge.breakdown import add_up, figures
 from weighbridge.models import model_label
-from weighbridge.sizes import format_size
+from weighbridge.sizes import all_bytes, format_size
 
 WIDTH_WITH_BASIS = 120
 """Columns from which a plan's table has room for what its figures rest on; below, that is listed under the table."""
+
+SHORT_ID = 8
+"""Digits of a lease's id in a table: enough to tell leases apart; no command takes one, and --json has it whole."""
 
 AVAILABILITY_WORDS = {
     fit_service_pb2.AVAILABILITY_NOW: "there is room",
@@ -224,16 +227,6 @@ def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
         to.print(f"Note: {note}")
 
 
-def charged_bytes(lease: lease_pb2.Lease) -> int:
-    """Everything that a lease is charged, host and devices together."""
-    return lease.charge.host_bytes + sum(device.bytes for device in lease.charge.devices)
-
-
-def observed_bytes(lease: lease_pb2.Lease) -> int:
-    """Everything that its engine was last seen to use."""
-    return lease.observed.host_bytes + sum(device.bytes for device in lease.observed.devices)
-
-
 def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
     """The leases, and what they are charged together."""
     if not leases:
@@ -244,19 +237,19 @@ def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
         state = enum_word(lease_pb2.LeaseState, lease.state, "LEASE_STATE_") + (" (silent)" if lease.suspect else "")
         if lease.queue_position:
             state += f" ({lease.queue_position}.)"
-        charged = charged_bytes(lease)
+        charged = all_bytes(lease.charge)
         table.add_row(
-            lease.lease_id,
+            lease.lease_id[:SHORT_ID],
             state,
             lease.holder.name,
             lease.purpose.model_name,
             format_size(charged),
             f"{charged:,}",
-            format_size(observed_bytes(lease)) if lease.HasField("observed") else "",
+            format_size(all_bytes(lease.observed)) if lease.HasField("observed") else "",
             str(lease.uses),
         )
     to.print(table)
-    to.print(f"Committed together: {format_size(sum(charged_bytes(lease) for lease in leases))}")
+    to.print(f"Committed together: {format_size(sum(all_bytes(lease.charge) for lease in leases))}")
 
 
 def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now_s: float | None = None) -> None:
@@ -268,13 +261,13 @@ def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now
         model = engine.model
         loaded = engine.HasField("model")
         left = model.idle_unload_time.ToNanoseconds() / 1e9 - now if model.HasField("idle_unload_time") else None
-        observed = model.observed.host_bytes + sum(device.bytes for device in model.observed.devices)
+        observed = all_bytes(model.observed)
         table.add_row(
             enum_word(plan_pb2.EngineKind, engine.kind, "ENGINE_KIND_"),
             engine.runtime_version,
             enum_word(engine_service_pb2.EngineState, engine.state, "ENGINE_STATE_"),
             (model.model_name or model_label(model.model)) if loaded else "",
-            format_size(charged_bytes(model.lease)) if loaded else "",
+            format_size(all_bytes(model.lease.charge)) if loaded else "",
             format_size(observed) if observed else "",
             str(engine.requests_in_flight),
             str(engine.requests_queued),

@@ -7,7 +7,7 @@ from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge.breakdown import add_up, amounts
 from weighbridge.demo.trace_tree import Forest
-from weighbridge.sizes import format_size
+from weighbridge.sizes import all_bytes, format_size
 
 TRACED_SERVICES = ("weighbridge-cli", "weighbridge-engine-mlx", "weighbridge-fit", "weighbridge-ledger")
 """Who must have taken part in the request: client, engine, fit and ledger."""
@@ -34,7 +34,7 @@ def check_answer(text: str, expected: str) -> list[str]:
 def check_held(capacity: machine_pb2.Capacity, leases: Sequence[lease_pb2.Lease]) -> list[str]:
     """While the model is loaded one active lease must hold bytes, and they must be the committed ones."""
     active = [lease for lease in leases if lease.state == lease_pb2.LEASE_STATE_ACTIVE]
-    charged = sum(lease.charge.host_bytes + sum(device.bytes for device in lease.charge.devices) for lease in active)
+    charged = sum(all_bytes(lease.charge) for lease in active)
     problems = []
     if len(active) != 1 or charged <= 0:
         problems.append(f"While the model is loaded there are {len(active)} active leases with {charged} bytes.")
