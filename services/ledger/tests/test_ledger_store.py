@@ -46,6 +46,7 @@ LEASE = Lease(
     foreign=True,
     suspect=True,
     secret_digest=b"\x00\xff" * 16,
+    previous_digest=b"\x01" * 32,
     term_s=12.5,
     holder_name="engine-mlx",
     memory_limit_bytes=9,
@@ -56,7 +57,7 @@ LEASE = Lease(
     granted_wall=2.5,
     activated_wall=3.75,
 )
-TICKET = Ticket("r2", Claim(3), 5, 1.5, 4, 61.5)
+TICKET = Ticket("r2", Claim(3), 5, 1.5, 4)
 ENDED = Ended("l0", "r0", b"\x01" * 32, 10.0)
 OBSERVATION = Observation("digest", "build", "shape", 1, 2, 3, 4.5, 5.5, "node", "l1", 1)
 
@@ -198,7 +199,7 @@ def spoil_by_newer_schema(path: Path) -> None:
 
 def spoil_by_truncation(path: Path) -> None:
     store = SqliteStore(path)
-    store.commit([PutTicket(Ticket(f"r{number}", Claim(3), number, 1.5, 4, 61.5)) for number in range(2000)])
+    store.commit([PutTicket(Ticket(f"r{number}", Claim(3), number, 1.5, 4)) for number in range(2000)])
     store.close()
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
@@ -243,7 +244,7 @@ def test_a_full_disk_loses_nothing_and_takes_nothing_half(tmp_path: Path) -> Non
     store.commit([PutLease(LEASE)])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    tickets = [PutTicket(Ticket(f"r{number}", Claim(3), number, 1.5, 4, 61.5)) for number in range(2000)]
+    tickets = [PutTicket(Ticket(f"r{number}", Claim(3), number, 1.5, 4)) for number in range(2000)]
     with pytest.raises(StoreError, match="full"):
         store.commit([DropLease("l1"), *tickets])
     assert store.load() == Snapshot(leases=(LEASE,))

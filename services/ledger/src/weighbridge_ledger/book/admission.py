@@ -70,11 +70,11 @@ class AdmissionVerbs(BookCore):
             return earlier
         self._check_static(ask)
         target = self._target(ask.claim)
-        ticket = self._tickets.get(ask.request_id) if ask.request_id else None
-        if ticket is not None and ticket.claim != ask.claim:
-            raise _reused(ask.request_id)
+        place = self._places.get(ask.request_id) if ask.request_id else None
+        if place is not None:
+            _check_same_claim(ask, place.ticket.claim)
         pools = pools_wanted(target, self._ceilings)
-        sequence = self._counter + 1 if ticket is None else ticket.sequence
+        sequence = self._counter + 1 if place is None else place.ticket.sequence
         decision = self._decide(target, pools, sequence, now)
         if decision is None and len(self._queue) >= self._policy.queue_bound:
             raise Refused(
@@ -83,10 +83,10 @@ class AdmissionVerbs(BookCore):
                 metadata={"waiting": str(len(self._queue))},
                 retry_after_s=self._policy.queue_retry_s,
             )
-        if ticket is None:
+        if place is None:
             sequence = self._number()
         else:
-            del self._tickets[ask.request_id]
+            del self._places[ask.request_id]
         stream = next(self._streams)
         lease = Lease(
             lease_id=self._new_id(),
@@ -110,19 +110,18 @@ class AdmissionVerbs(BookCore):
         if decision is not None:
             charge, passed = decision
             self._count_passes(passed)
-            if ticket is not None:
+            if place is not None:
                 self._writes.append(DropTicket(ask.request_id))
             return Admission(self._grant(lease, charge, stream, now).lease, stream)
-        first_wall = now.wall if ticket is None else ticket.first_wall
         waiter = Waiter(
             lease,
             target,
             pools,
             stream,
-            first_wall,
-            since=now.monotonic - max(0.0, now.wall - first_wall),
+            first_wall=now.wall if place is None else place.ticket.first_wall,
+            since=now.monotonic if place is None else place.since,
             deadline=now.monotonic + self._wait_s(ask),
-            passes=0 if ticket is None else ticket.passes,
+            passes=0 if place is None else place.ticket.passes,
         )
         self._queue.add(waiter)
         self._queued[lease.lease_id] = sequence
@@ -149,8 +148,7 @@ class AdmissionVerbs(BookCore):
 
     def waiting_for(self, lease_id: str) -> tuple[int, float, tuple[WaitReason, ...]] | None:
         """(position from 1, moment on the monotonic clock since when, reasons) of a queued claim; None if it is not."""
-        sequence = self._queued.get(lease_id)
-        waiter = None if sequence is None else self._queue.get(sequence)
+        waiter = self._waiter(lease_id)
         if waiter is None:
             return None
         return self._queue.position(waiter.sequence), waiter.since, self._reasons(waiter.claim, waiter.sequence)
@@ -159,8 +157,7 @@ class AdmissionVerbs(BookCore):
         """An Admit call is over, for whatever reason: a claim that waits is cancelled, a grant that nobody activated is
         freed, anything later is left alone. Only the newest call of a claim does this (rule 9)."""
         self._advance(now)
-        sequence = self._queued.get(lease_id)
-        waiter = None if sequence is None else self._queue.get(sequence)
+        waiter = self._waiter(lease_id)
         if waiter is not None and waiter.stream == stream:
             self._unqueue(waiter, ReleaseCause.CANCELLED, now)
         entry = self._entries.get(lease_id)
@@ -187,8 +184,7 @@ class AdmissionVerbs(BookCore):
         lease_id = self._by_request.get(ask.request_id)
         if lease_id is None:
             return None
-        sequence = self._queued.get(lease_id)
-        waiter = None if sequence is None else self._queue.get(sequence)
+        waiter = self._waiter(lease_id)
         if waiter is not None:
             _check_same_claim(ask, waiter.lease.claim)
             return self._take_over_waiting(waiter, ask, now)
@@ -328,15 +324,11 @@ class AdmissionVerbs(BookCore):
 
 def _check_same_claim(ask: Ask, before: Claim) -> None:
     if before != ask.claim:
-        raise _reused(ask.request_id)
-
-
-def _reused(request_id: str) -> Refused:
-    return Refused(
-        Reason.REQUEST_ID_REUSED,
-        "This request id belongs to a claim for other bytes. Give each claim an id of its own.",
-        metadata={"request_id": request_id},
-    )
+        raise Refused(
+            Reason.REQUEST_ID_REUSED,
+            "This request id belongs to a claim for other bytes. Give each claim an id of its own.",
+            metadata={"request_id": ask.request_id},
+        )
 
 
 def _figures(need: int, allowed: int) -> dict[str, str]:

@@ -90,8 +90,7 @@ class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
                 connected=entry.keep_alives > 0,
                 observed=entry.observed,
             )
-        sequence = self._queued.get(lease_id)
-        waiter = None if sequence is None else self._queue.get(sequence)
+        waiter = self._waiter(lease_id)
         if waiter is not None:
             position = self._queue.position(waiter.sequence)
             return LeaseView(waiter.lease, queue_position=position, deadline=waiter.deadline)

@@ -88,7 +88,9 @@ def resize(charge: Charge, wanted: Claim, ceilings: Ceilings, external: External
     had_spilled = dict(charge.spilled)
     devices: list[tuple[str, int]] = []
     spilled: list[tuple[str, int]] = []
-    asked = {want.device_id: want.required_bytes for want in wanted.devices}
+    asked: dict[str, int] = {}
+    for want in wanted.devices:
+        asked[want.device_id] = asked.get(want.device_id, 0) + want.required_bytes
     for device in sorted(had.keys() | asked.keys()):
         on_card, on_host = had.get(device, 0), had_spilled.get(device, 0)
         target = asked.get(device, 0)

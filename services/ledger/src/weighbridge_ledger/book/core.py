@@ -6,12 +6,12 @@ import hmac
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from weighbridge_ledger.book import passing
 from weighbridge_ledger.book.charging import Usage
-from weighbridge_ledger.book.entries import Entry, Released
+from weighbridge_ledger.book.entries import Entry, Place, Released, Remembered
 from weighbridge_ledger.book.events import Event, EventKind, ReleaseCause
 from weighbridge_ledger.book.passing import Machine
 from weighbridge_ledger.book.policy import Policy
@@ -43,6 +43,10 @@ from weighbridge_ledger.book.states import (
 NUMBERS_AHEAD = 1024
 """Fences and sequences are reserved on disk so many at a time: one row less in the commit of almost every grant. A
 restart skips what is left of them."""
+
+
+STALE_TIMERS = 256
+"""Timers of what is over that may lie about before they are thrown out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,8 @@ class BookCore:
         self._queued: dict[str, int] = {}
         self._by_request: dict[str, str] = {}
         self._by_pool: dict[str, dict[str, None]] = {}
-        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._ended: OrderedDict[str, Remembered] = OrderedDict()
         self._ended_requests: dict[str, str] = {}
         self._released: deque[Released] = deque(maxlen=policy.released_kept)
         self._overruns: dict[str, dict[str, int]] = {}
@@ -221,9 +225,10 @@ class BookCore:
         Only its digest is stored: a copy of the database gives nobody authority. What that costs: after a restart a
         retry by the same process gets a new secret instead of the same one, which is what AttachLease does anyway.
         """
-        entry.previous_digest = entry.lease.secret_digest
         entry.secret = self._new_secret()
-        entry.lease = replace(entry.lease, secret_digest=digest_of(entry.secret))
+        entry.lease = replace(
+            entry.lease, secret_digest=digest_of(entry.secret), previous_digest=entry.lease.secret_digest
+        )
 
     def _holds(self, entry: Entry, secret: str) -> bool:
         return hmac.compare_digest(digest_of(secret), entry.lease.secret_digest)
@@ -246,7 +251,8 @@ class BookCore:
         self._set_overrun(entry, {})
         self._writes.append(DropLease(lease.lease_id))
         if lease.state is LeaseState.GRANTED:
-            self._keep_place(lease, lease.requested_wall, 0, now)
+            # It had its turn: it keeps its place for a retry, and waits anew.
+            self._keep_place(Ticket(lease.request_id, lease.claim, lease.sequence, now.wall, 0), now.monotonic, now)
         else:
             self._remember_ended(lease, now)
         return self._end(lease, cause, now)
@@ -264,41 +270,45 @@ class BookCore:
         self._queue.remove(waiter.sequence)
         del self._queued[waiter.lease.lease_id]
         self._unsettled = True
-        self._keep_place(waiter.lease, waiter.first_wall, waiter.passes, now)
+        self._keep_place(self._place_of(waiter), waiter.since, now)
         return self._end(waiter.lease, cause, now)
+
+    def _waiter(self, lease_id: str) -> Waiter | None:
+        sequence = self._queued.get(lease_id)
+        return None if sequence is None else self._queue.get(sequence)
 
     def _write(self, entry: Entry) -> None:
         self._writes.append(PutLease(entry.lease))
 
     # -- what outlives a lease -------------------------------------------------------------------------------------
 
-    def _keep_place(self, lease: Lease, first_wall: float, passes: int, now: Moment) -> None:
-        if not lease.request_id:
+    def _keep_place(self, ticket: Ticket, since: float, now: Moment) -> None:
+        if not ticket.request_id:
             return
-        ticket = Ticket(
-            lease.request_id, lease.claim, lease.sequence, first_wall, passes, now.wall + self._policy.ticket_s
-        )
-        self._tickets[lease.request_id] = ticket
-        self._tickets.move_to_end(lease.request_id)
+        self._places[ticket.request_id] = Place(ticket, since, now.monotonic + self._policy.ticket_s)
+        self._places.move_to_end(ticket.request_id)
         self._writes.append(PutTicket(ticket))
-        if len(self._tickets) > self._policy.tickets_kept:
-            self._drop_ticket(next(iter(self._tickets)))
+        if len(self._places) > self._policy.tickets_kept:
+            self._give_place_up(next(iter(self._places)))
 
-    def _drop_ticket(self, request_id: str) -> None:
-        if self._tickets.pop(request_id, None) is not None:
-            self._writes.append(DropTicket(request_id))
+    def _give_place_up(self, request_id: str) -> None:
+        del self._places[request_id]
+        self._writes.append(DropTicket(request_id))
 
     def _remember_ended(self, lease: Lease, now: Moment) -> None:
         ended = Ended(lease.lease_id, lease.request_id, lease.secret_digest, now.wall)
-        self._ended[lease.lease_id] = ended
-        if lease.request_id:
-            self._ended_requests[lease.request_id] = lease.lease_id
+        self._remember(ended, now)
         self._writes.append(PutEnded(ended))
         if len(self._ended) > self._policy.ended_kept:
             self._forget_ended(next(iter(self._ended)))
 
+    def _remember(self, ended: Ended, now: Moment) -> None:
+        self._ended[ended.lease_id] = Remembered(ended, now.monotonic + self._policy.ended_s)
+        if ended.request_id:
+            self._ended_requests[ended.request_id] = ended.lease_id
+
     def _forget_ended(self, lease_id: str) -> None:
-        ended = self._ended.pop(lease_id)
+        ended = self._ended.pop(lease_id).ended
         if self._ended_requests.get(ended.request_id) == lease_id:
             del self._ended_requests[ended.request_id]
         self._writes.append(DropEnded(lease_id))
@@ -332,7 +342,7 @@ class BookCore:
     def _place_of(self, waiter: Waiter) -> Ticket:
         """The place of a waiter as a restart would find it; a restart gives it its minute from then on."""
         lease = waiter.lease
-        return Ticket(lease.request_id, lease.claim, lease.sequence, waiter.first_wall, waiter.passes, 0.0)
+        return Ticket(lease.request_id, lease.claim, lease.sequence, waiter.first_wall, waiter.passes)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -341,7 +351,21 @@ class BookCore:
         due = self._due(entry)
         if due is not None and (entry.timer is None or due < entry.timer):
             entry.timer = due
-            heappush(self._timers, (due, next(self._timer_numbers), entry.lease.lease_id))
+            self._look_at(entry.lease.lease_id, due)
+
+    def _look_at(self, lease_id: str, when: float) -> None:
+        heappush(self._timers, (when, next(self._timer_numbers), lease_id))
+        if len(self._timers) > 2 * (len(self._entries) + len(self._queue)) + STALE_TIMERS:
+            # A deadline may lie minutes ahead, and claims come and go in milliseconds: what ended must not pile up.
+            self._timers = [timer for timer in self._timers if self._timer_of(timer[2]) == timer[0]]
+            heapify(self._timers)
+
+    def _timer_of(self, lease_id: str) -> float | None:
+        entry = self._entries.get(lease_id)
+        if entry is not None:
+            return entry.timer
+        waiter = self._waiter(lease_id)
+        return None if waiter is None else waiter.timer
 
     def _due(self, entry: Entry) -> float | None:
         overdue = entry.vacate_deadline if entry.vacate_deadline is not None and not entry.overdue else None
@@ -359,15 +383,17 @@ class BookCore:
             self._extend_after(gap, now)
         while self._timers and self._timers[0][0] <= now.monotonic:
             when, _, lease_id = heappop(self._timers)
-            entry = self._entries.get(lease_id)
-            if entry is not None and entry.timer == when:
+            if self._timer_of(lease_id) != when:
+                continue
+            if (entry := self._entries.get(lease_id)) is not None:
                 entry.timer = None
                 self._act_on_time(entry, now)
-            elif (sequence := self._queued.get(lease_id)) is not None:
-                self._act_on_waiter(sequence, now)
-        while self._tickets and (oldest := next(iter(self._tickets.values()))).expires_wall <= now.wall:
-            self._drop_ticket(oldest.request_id)
-        while self._ended and next(iter(self._ended.values())).ended_wall + self._policy.ended_s <= now.wall:
+            elif (waiter := self._waiter(lease_id)) is not None:
+                waiter.timer = None
+                self._act_on_waiter(waiter, now)
+        while self._places and (oldest := next(iter(self._places.values()))).expires <= now.monotonic:
+            self._give_place_up(oldest.ticket.request_id)
+        while self._ended and next(iter(self._ended.values())).expires <= now.monotonic:
             self._forget_ended(next(iter(self._ended)))
         self._settle(now)
 
@@ -392,17 +418,16 @@ class BookCore:
             return
         self._schedule(entry)
 
-    def _act_on_waiter(self, sequence: int, now: Moment) -> None:
-        waiter = self._queue.get(sequence)
-        if waiter is None:
-            return
+    def _act_on_waiter(self, waiter: Waiter, now: Moment) -> None:
         if waiter.deadline <= now.monotonic:
             self._unqueue(waiter, ReleaseCause.WAITED_TOO_LONG, now)
         else:
             self._schedule_waiter(waiter)
 
     def _schedule_waiter(self, waiter: Waiter) -> None:
-        heappush(self._timers, (waiter.deadline, next(self._timer_numbers), waiter.lease.lease_id))
+        if waiter.timer is None or waiter.deadline < waiter.timer:
+            waiter.timer = waiter.deadline
+            self._look_at(waiter.lease.lease_id, waiter.deadline)
 
     def _extend_after(self, gap: float, now: Moment) -> None:
         """Nobody could renew while the ledger stood still: every term that may have suffered starts anew (rule 14)."""
@@ -418,3 +443,5 @@ class BookCore:
             entry.deadline = now.monotonic + self._policy.activate_by_s
         else:
             entry.deadline = now.monotonic + entry.lease.term_s * (1 + self._spread())
+        if entry.vacate_deadline is not None and not entry.overdue:
+            entry.vacate_deadline = now.monotonic + self._policy.vacate_s

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from weighbridge_ledger.book.records import Ended, Ticket
 from weighbridge_ledger.book.states import Lease, Observed
 
 
@@ -14,8 +15,6 @@ class Entry:
     """GRANTED: when it is freed unless activated. Else: when it turns SUSPECT unless renewed (rule 10)."""
     secret: str | None = None
     """Kept in memory so that a retry by the same process gets the same one (rule 8); a restart forgets it."""
-    previous_digest: bytes = b""
-    """The secret before the last attach: accepted by AttachLease alone, when the answer with the new one got lost."""
     stream: int = 0
     """The newest Admit stream: while GRANTED, only its end frees the lease (rules 6, 9)."""
     uses: dict[str, None] = field(default_factory=dict)
@@ -26,7 +25,25 @@ class Entry:
     vacate_deadline: float | None = None
     overdue: bool = False
     timer: float | None = None
-    """When the book looks at it next; an older entry in the heap is stale."""
+    """When the book looks at it next; another entry in the heap is stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A kept place in the order. Both moments are on the monotonic clock: a wall clock that is set moves nobody."""
+
+    ticket: Ticket
+    since: float
+    """Since when it waits."""
+    expires: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """An ended lease, until `expires` on the monotonic clock."""
+
+    ended: Ended
+    expires: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class HolderVerbs(BookCore):
         entry = self._entry(lease_id)
         known = not secret or self._holds(entry, secret)
         if not known:
-            known = bool(entry.previous_digest) and hmac.compare_digest(digest_of(secret), entry.previous_digest)
+            known = hmac.compare_digest(digest_of(secret), entry.lease.previous_digest)
         if process != entry.lease.holder or not known:
             raise _mismatch()
         if entry.lease.state is LeaseState.GRANTED:
@@ -183,6 +183,15 @@ class HolderVerbs(BookCore):
         known = self._ceilings.devices.keys() | _cards(entry)
         if any(want.device_id not in known for want in claim.devices):
             raise Refused(Reason.DEVICE_UNKNOWN, "The claim names a card that this machine does not have.")
+        limit = entry.lease.memory_limit_bytes
+        if max(entry.lease.charge.host_bytes, limit) < claim.host_bytes and limit:
+            raise Refused(
+                Reason.CANNOT_GROW,
+                f"It would need {format_gib(claim.host_bytes)} of host memory, and the holder's own limit is "
+                f"{format_gib(limit)}. The lease is as it was.",
+                metadata={"missing_bytes": str(claim.host_bytes - limit), "pool": "holder"},
+                missing=(("holder", f"{format_gib(claim.host_bytes - limit)} missing"),),
+            )
         changed = self._resized(entry, claim, now)
         if isinstance(changed, Refused):
             raise changed
@@ -204,9 +213,9 @@ class HolderVerbs(BookCore):
             Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH.
         """
         self._advance(now)
-        ended = self._ended.get(lease_id)
-        if ended is not None:
-            if not hmac.compare_digest(digest_of(secret), ended.secret_digest):
+        remembered = self._ended.get(lease_id)
+        if remembered is not None:
+            if not hmac.compare_digest(digest_of(secret), remembered.ended.secret_digest):
                 raise _mismatch()
             return self._ended_lease(lease_id)
         entry = self._authorised(lease_id, secret, now)
@@ -250,7 +259,7 @@ class HolderVerbs(BookCore):
         self._schedule(entry)
 
     def _release(self, entry: Entry, is_alive: IsAlive, cause: ReleaseCause, now: Moment) -> Lease:
-        living = any(is_alive(engine) is True for engine in entry.lease.engines)
+        living = any(self._may_live(engine, is_alive) for engine in entry.lease.engines)
         if living and entry.lease.state is LeaseState.VACATING:
             return entry.lease
         if living:
@@ -261,11 +270,16 @@ class HolderVerbs(BookCore):
         self._settle(now)
         return lease
 
+    def _may_live(self, process: ProcessIdentity, is_alive: IsAlive) -> bool:
+        """One that should be seen from here and just now cannot be (no file descriptor left) is not dead."""
+        alive = is_alive(process)
+        return self._home.sees(process) if alive is None else alive
+
     def _ended_lease(self, lease_id: str) -> Lease:
         for released in reversed(self._released):
             if released.lease.lease_id == lease_id:
                 return released.lease
-        ended = self._ended[lease_id]
+        ended = self._ended[lease_id].ended
         nobody = ProcessIdentity(0, 0, "", "")
         return Lease(lease_id, ended.request_id, 0, 0, LeaseState.RELEASED, Claim(0), nobody)
 

@@ -22,6 +22,8 @@ class Waiter:
     since: float
     """The same moment on the monotonic clock."""
     deadline: float
+    timer: float | None = None
+    """When the book looks at it next; another entry in the heap is stale."""
     passes: int = 0
     """Harmful overtakings suffered so far (rule 16)."""
 

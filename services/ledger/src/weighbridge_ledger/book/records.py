@@ -17,7 +17,6 @@ class Ticket:
     sequence: int
     first_wall: float
     passes: int
-    expires_wall: float
 
 
 @dataclass(frozen=True, slots=True)

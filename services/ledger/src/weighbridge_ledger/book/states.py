@@ -219,6 +219,9 @@ class Lease:
     """Silent past its term: a mark beside the state, neither freed nor renewable (rule 10)."""
     secret_digest: bytes = b""
     """SHA-256 of the secret. The secret itself is never written (see `BookCore._renew_secret`)."""
+    previous_digest: bytes = b""
+    """The secret before that one: accepted by AttachLease alone, when the answer with the new one got lost, also by a
+    ledger that was killed before it could give it."""
     term_s: float = 15.0
     holder_name: str = ""
     memory_limit_bytes: int = 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from opentelemetry import trace
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
@@ -58,7 +58,7 @@ class AdmitDesk:
         keeper.listen(self.on_events)
         keeper.listen_unkept(self._on_unkept)
 
-    async def admit(self, ask: Ask) -> AsyncIterator[pb.AdmitResponse]:
+    async def admit(self, ask: Ask) -> AsyncGenerator[pb.AdmitResponse, None]:
         """Serves one call. However it ends, `stream_ended` runs.
 
         Raises:
@@ -164,7 +164,8 @@ class AdmitDesk:
                         waited=messages.duration(max(0.0, self._keeper.clock().monotonic - since)),
                     )
                 )
-                await _within(UPDATE_PERIOD_S, call.decided)
+            # Also when nothing was told: hundreds of waiters that look at every event would starve it.
+            await _within(UPDATE_PERIOD_S, call.decided)
             await _within(RECHECK_PERIOD_S, call.moved)
 
     def _granted(self, lease_id: str) -> pb.AdmitResponse:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import grpc
 import structlog
@@ -53,7 +53,7 @@ class KeepAliveDesk:
         self._stopping = False
         keeper.listen(self.on_events)
 
-    async def serve(self, requests: AsyncIterator[pb.KeepAliveRequest]) -> AsyncIterator[pb.KeepAliveResponse]:
+    async def serve(self, requests: AsyncIterator[pb.KeepAliveRequest]) -> AsyncGenerator[pb.KeepAliveResponse, None]:
         """Serves one stream until the holder ends it. Losing it only clears `connected` (rule 10).
 
         Raises:
@@ -106,9 +106,6 @@ class KeepAliveDesk:
         observed = messages.observed_of(request.observed) if request.HasField("observed") else None
         try:
             renewal = self._keeper.run(lambda book, now: book.renew(lease_id, request.secret, observed, now))
-            if observed is not None:
-                # A renewal is not committed, but what an observation may have changed is.
-                await self._keeper.settled()
         except RequestError as error:
             session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=error.failure.to_message()))
             return
@@ -117,8 +114,11 @@ class KeepAliveDesk:
                 raise resource_exhausted("TOO_MANY_LEASES", f"One stream renews at most {LEASES_PER_STREAM} leases.")
             session.leases.add(lease_id)
             self._keeper.book.connected(lease_id, +1)
+        # A renewal is not committed (rule 5), but a charge that it tells is. A full disk must not make holders believe
+        # that they were not renewed: those who fence themselves would end their engines.
+        on_disk = await self._keeper.committer.durable() is None
         now = self._keeper.clock()
-        session.offer(_renewed(renewal, now))
+        session.offer(_renewed(renewal, now, with_charge=on_disk))
         if renewal.out_of_grant is not None:
             _log.warning("lease_out_of_grant", lease_id=lease_id, **renewal.out_of_grant.metadata)
             failure = failures.failure_of(renewal.out_of_grant).to_message()
@@ -163,12 +163,12 @@ class KeepAliveDesk:
         )
 
 
-def _renewed(renewal: Renewal, now: Moment) -> pb.KeepAliveResponse:
+def _renewed(renewal: Renewal, now: Moment, *, with_charge: bool) -> pb.KeepAliveResponse:
     return pb.KeepAliveResponse(
         lease_id=renewal.lease.lease_id,
         renewed=pb.LeaseRenewed(
             expire_time=messages.timestamp(wall_of(renewal.deadline, now)),
             term=messages.duration(renewal.lease.term_s),
-            charge=messages.charge_message(renewal.lease.charge),
+            charge=messages.charge_message(renewal.lease.charge) if with_charge else None,
         ),
     )

@@ -1,15 +1,17 @@
 """The machine beside the book: ceilings under the person's wishes, what is free, what outsiders hold (rule 3)."""
 
 import asyncio
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import structlog
 from weighbridge_common import processes
+from weighbridge_common.logs import describe_error
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.memory.v1 import machine_pb2
 
-from weighbridge_ledger.book import Ceilings, Moment
+from weighbridge_ledger.book import Ceilings
 from weighbridge_ledger.book.book import Book, LeaseView
 from weighbridge_ledger.machine import capacity as capacities
 from weighbridge_ledger.machine import external as externals
@@ -17,6 +19,7 @@ from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
 from weighbridge_ledger.machine.external import ExternalUse, HeldBytes
 from weighbridge_ledger.machine.messages import capacity_to_proto
 from weighbridge_ledger.machine.model import UNMEASURED, Finding, LiveMemory, Machine, Source
+from weighbridge_ledger.machine.probe import in_thread
 from weighbridge_ledger.service.keeper import Keeper
 
 PROBE_PERIOD_WAITING_S = 2.0
@@ -24,6 +27,15 @@ PROBE_PERIOD_WAITING_S = 2.0
 
 PROBE_PERIOD_S = 5.0
 """Else so often: the price of a grant made on a reading that is at most so old."""
+
+LOOK_PERIOD_S = 0.5
+"""How soon a claim that begins to wait shortens the pause."""
+
+FRESH_S = 1.0
+"""A measurement so young is not repeated: adding up a large engine's pages takes a good part of a second, and people
+may ask for the capacity as often as they like."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Probe(Protocol):
@@ -56,6 +68,9 @@ class MachineDesk:
         self._probe = probe
         self._live = UNMEASURED
         self._external = externals.NO_EXTERNAL_USE
+        self._measured = -math.inf
+        """When, on the monotonic clock."""
+        self._measuring = asyncio.Lock()
         self.wishes = wishes
 
     @property
@@ -87,26 +102,36 @@ class MachineDesk:
         return capacity_to_proto(capacity, epoch=epoch, revision=revision)
 
     async def measure(self, keeper: Keeper) -> None:
-        """Read memory, attribute what leases hold, and tell the book what is left over as held from outside."""
+        """Read memory, attribute what leases hold, and tell the book what of the rest is in the way of leases.
+
+        The book gets only what goes beyond the reserve that the ceilings leave to everything else (see
+        `externals.over_reserve`); the capacity shows all of it.
+        """
         if not self.measures:
             return
-        self._live = await self._probe.live()
-        leases = list(keeper.book.charged())
-        footprints = await asyncio.to_thread(_footprints, [view.lease.engines for view in leases])
-        machine = self._probe.machine
-        self._external = _attribute(machine, self._live, leases, footprints)
-        beyond = externals.over_reserve(machine, automatic_ceilings(machine), self._external)
-        keeper.run(lambda book, now: _tell(book, beyond, now))
+        async with self._measuring:
+            if keeper.clock().monotonic - self._measured < FRESH_S:
+                return
+            live = await self._probe.live()
+            leases = list(keeper.book.charged())
+            footprints = await in_thread(lambda: [_footprint(view.lease.engines) for view in leases])
+            machine = self._probe.machine
+            self._live, self._external = live, _attribute(machine, live, leases, footprints)
+            self._measured = keeper.clock().monotonic
+            beyond = externals.for_book(externals.over_reserve(machine, automatic_ceilings(machine), self._external))
+            keeper.run(lambda book, now: book.set_external(beyond, now))
 
     async def measure_for_ever(self, keeper: Keeper) -> None:
         """Measure at once and then again and again; returns at once on a declared machine."""
         while self.measures:
-            await self.measure(keeper)
-            await asyncio.sleep(PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S)
-
-
-def _tell(book: Book, external: ExternalUse, now: Moment) -> None:
-    book.set_external(externals.for_book(external), now)
+            try:
+                await self.measure(keeper)
+            except Exception as error:  # whatever the system's files hold: the next look may find them well
+                _log.error("measuring_failed", **describe_error(error))
+            rested_s = 0.0
+            while rested_s < (PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S):
+                await asyncio.sleep(LOOK_PERIOD_S)
+                rested_s += LOOK_PERIOD_S
 
 
 def _attribute(
@@ -132,10 +157,6 @@ def _attribute(
             )
             devices.setdefault(device, []).append(held)
     return externals.external_use(machine, live, host, devices)
-
-
-def _footprints(leases: Iterable[tuple[ProcessIdentity, ...]]) -> list[int | None]:
-    return [_footprint(engines) for engines in leases]
 
 
 def _footprint(engines: tuple[ProcessIdentity, ...]) -> int | None:

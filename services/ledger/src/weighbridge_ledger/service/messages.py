@@ -14,6 +14,7 @@ from weighbridge_ledger.book.admission import Preview, WaitReason
 from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
 from weighbridge_ledger.book.states import Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
+from weighbridge_ledger.machine.model import LARGEST_RAM_BYTES
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.failures import code_of, failure_of
 from weighbridge_ledger.store.interface import Observation
@@ -158,13 +159,18 @@ def processes_of(field: str, messages: Iterable[process_pb2.ProcessIdentity]) ->
 
 
 def observed_of(message: process_pb2.ObservedMemory) -> Observed:
-    """What a holder reports. Amounts below zero count as zero, and so does a device without a name."""
+    """What a holder reports. Amounts below zero count as zero, and so does a device without a name. More than any
+    machine has counts as that much: sums of it must still fit the 64 bits of a message."""
     return Observed(
-        max(0, message.host_bytes),
-        max(0, message.host_peak_bytes),
-        tuple((one.device_id, max(0, one.bytes)) for one in message.devices[:MAX_DEVICES] if one.device_id),
-        tuple((one.device_id, max(0, one.bytes)) for one in message.device_peaks[:MAX_DEVICES] if one.device_id),
+        _amount(message.host_bytes),
+        _amount(message.host_peak_bytes),
+        tuple((one.device_id, _amount(one.bytes)) for one in message.devices[:MAX_DEVICES] if one.device_id),
+        tuple((one.device_id, _amount(one.bytes)) for one in message.device_peaks[:MAX_DEVICES] if one.device_id),
     )
+
+
+def _amount(reported: int) -> int:
+    return min(max(0, reported), LARGEST_RAM_BYTES)
 
 
 def _check_text(field: str, text: str, longest: int = MAX_TEXT) -> None:

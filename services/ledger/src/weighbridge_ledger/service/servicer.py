@@ -1,6 +1,7 @@
 """LedgerService: messages in, verbs of the book, messages out. No rule stands here."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -116,8 +117,10 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
             if request.validate_only:
                 yield await self._admit.preview(ask)
                 return
-            async for response in self._admit.admit(ask):
-                yield response
+            # Closed in this task, not when the garbage collector comes by: the end of the call frees its grant.
+            async with contextlib.aclosing(self._admit.admit(ask)) as responses:
+                async for response in responses:
+                    yield response
         except RequestError as error:
             self._metrics.refused(error.failure.reason)
             raise
@@ -145,8 +148,9 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self, request_iterator: AsyncIterator[pb.KeepAliveRequest], context: "Context"
     ) -> AsyncIterator[pb.KeepAliveResponse]:
         """See the contract."""
-        async for response in self._keep_alive.serve(request_iterator):
-            yield response
+        async with contextlib.aclosing(self._keep_alive.serve(request_iterator)) as responses:
+            async for response in responses:
+                yield response
 
     async def BeginUse(self, request: pb.BeginUseRequest, context: "Context") -> pb.BeginUseResponse:  # noqa: N802
         """See the contract."""
@@ -207,8 +211,9 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
     async def Watch(self, request: pb.WatchRequest, context: "Context") -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
         """See the contract."""
         await self._keeper.settled_for_reading()
-        async for response in self._watch.watch(request.epoch, request.revision):
-            yield response
+        async with contextlib.aclosing(self._watch.watch(request.epoch, request.revision)) as responses:
+            async for response in responses:
+                yield response
 
     async def RecordObservation(  # noqa: N802
         self, request: pb.RecordObservationRequest, context: "Context"

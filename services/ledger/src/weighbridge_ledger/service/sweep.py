@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
+import structlog
 from weighbridge_common import processes
+from weighbridge_common.logs import describe_error
 from weighbridge_common.processes import ProcessIdentity
 
 from weighbridge_ledger.service.keeper import Keeper
@@ -11,6 +13,11 @@ from weighbridge_ledger.service.keeper import Keeper
 SWEEP_PERIOD_S = 0.25
 """How often deaths are looked for: a quarter of the second within which they must have freed their bytes. Also how
 often time acts on the book, well below half of the shortest term (2.5 s), beyond which it takes itself for stopped."""
+
+RETRY_PERIOD_S = 1.0
+"""After a look that failed, so that a lasting fault does not fill the log."""
+
+_log = structlog.get_logger(__name__)
 
 IsAlive = Callable[[ProcessIdentity], bool | None]
 
@@ -25,11 +32,22 @@ async def sweep(keeper: Keeper, is_alive: IsAlive = processes.is_alive) -> None:
 
 
 async def sweep_for_ever(keeper: Keeper, is_alive: IsAlive = processes.is_alive) -> None:
-    """Look again and again."""
+    """Look again and again, whatever one look runs into: without it no time passes in the book."""
     while True:
-        await sweep(keeper, is_alive)
+        try:
+            await sweep(keeper, is_alive)
+        except Exception as error:
+            _log.error("sweep_failed", **describe_error(error))
+            await asyncio.sleep(RETRY_PERIOD_S)
         await asyncio.sleep(SWEEP_PERIOD_S)
 
 
 def _dead_among(watched: Iterable[ProcessIdentity], is_alive: IsAlive) -> frozenset[ProcessIdentity]:
-    return frozenset(process for process in watched if is_alive(process) is False)
+    return frozenset(process for process in watched if _proven_dead(process, is_alive))
+
+
+def _proven_dead(process: ProcessIdentity, is_alive: IsAlive) -> bool:
+    try:
+        return is_alive(process) is False
+    except OSError:  # no file descriptor left, or the system hides it from us: that is no proof
+        return False

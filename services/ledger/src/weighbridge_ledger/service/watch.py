@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
 from weighbridge_proto.errors import RequestError
@@ -53,7 +53,7 @@ class WatchHub:
                 for watcher in list(self._watchers):
                     watcher.offer(message)
 
-    async def watch(self, epoch: str, revision: int) -> AsyncIterator[pb.WatchResponse]:
+    async def watch(self, epoch: str, revision: int) -> AsyncGenerator[pb.WatchResponse, None]:
         """The changes after `revision` of `epoch`; without an epoch a snapshot and the changes after it.
 
         Raises:

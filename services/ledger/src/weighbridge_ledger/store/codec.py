@@ -24,6 +24,7 @@ def encode_lease(lease: Lease) -> str:
             "foreign": lease.foreign,
             "suspect": lease.suspect,
             "secret_digest": lease.secret_digest.hex(),
+            "previous_digest": lease.previous_digest.hex(),
             "term_s": lease.term_s,
             "holder_name": lease.holder_name,
             "memory_limit_bytes": lease.memory_limit_bytes,
@@ -60,6 +61,7 @@ def decode_lease(lease_id: str, fence: int, text: str) -> Lease:
         foreign=row["foreign"],
         suspect=row["suspect"],
         secret_digest=bytes.fromhex(row["secret_digest"]),
+        previous_digest=bytes.fromhex(row["previous_digest"]),
         term_s=row["term_s"],
         holder_name=row["holder_name"],
         memory_limit_bytes=row["memory_limit_bytes"],
@@ -74,15 +76,13 @@ def decode_lease(lease_id: str, fence: int, text: str) -> Lease:
 
 def encode_ticket(ticket: Ticket) -> str:
     """One ticket as JSON."""
-    return _text(
-        [_claim(ticket.claim), ticket.sequence, ticket.first_wall, ticket.passes, ticket.expires_wall],
-    )
+    return _text([_claim(ticket.claim), ticket.sequence, ticket.first_wall, ticket.passes])
 
 
 def decode_ticket(request_id: str, text: str) -> Ticket:
     """What `encode_ticket` wrote."""
-    claim, sequence, first_wall, passes, expires_wall = json.loads(text)
-    return Ticket(request_id, _read_claim(claim), sequence, first_wall, passes, expires_wall)
+    claim, sequence, first_wall, passes = json.loads(text)
+    return Ticket(request_id, _read_claim(claim), sequence, first_wall, passes)
 
 
 def encode_ended(ended: Ended) -> str:
