@@ -64,11 +64,10 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
     A process of another boot is dead. One of another pid namespace (another container) cannot be seen. A zombie holds
     no memory and counts as dead.
     """
-    if not identity.boot_id or not boot_id():
-        return None if identity.boot_id != boot_id() else _lives_here(identity)
-    if identity.boot_id != boot_id():
-        return False
-    return _lives_here(identity)
+    boot = boot_id()  # read once: a second reading may fail, and a living process must not be taken for a dead one
+    if identity.boot_id == boot:
+        return _lives_here(identity)
+    return False if identity.boot_id and boot else None
 
 
 def boot_id() -> str:
