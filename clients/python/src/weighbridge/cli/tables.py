@@ -185,6 +185,8 @@ def workload_words(plan: fit_service_pb2.PlanModelResponse) -> str:
     if plan.workload.HasField("image"):
         image = plan.workload.image
         return f"engine {engine}, {image.width_px}×{image.height_px} pixels"
+    if not plan.workload.HasField("chat"):
+        return f"engine {engine}"  # a guess: no engine of ours, no workload
     chat = plan.workload.chat
     slots = "1 slot" if chat.slots == 1 else f"{chat.slots} slots"
     return f"engine {engine}, context {chat.context_tokens:,} tokens × {slots}"
