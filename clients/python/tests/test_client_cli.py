@@ -116,7 +116,10 @@ def test_fit_json_is_the_response_with_proto_names_and_text_integers(fake_suite:
 )
 def test_fit_exits_by_the_verdict(fake_suite: Any, verdict: "requirement_pb2.Verdict.ValueType", expected: int) -> None:
     fake_suite.state.plan.assessment.verdict = verdict
-    assert run("fit", "/m").exit_code == expected
+    fake_suite.state.plan.claim.host_bytes = MIB
+    result = run("fit", "/m")
+    assert result.exit_code == expected
+    assert ("A launch would claim" in result.stdout) == (expected == 0), "what won't run claims nothing"
 
 
 def test_facts_show_exact_bytes(fake_suite: Any) -> None:

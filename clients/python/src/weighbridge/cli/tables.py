@@ -114,7 +114,7 @@ def print_plan(to: Console, plan: fit_service_pb2.PlanModelResponse) -> None:
         to.print(f"  {text}")
     for note in plan.notes:
         to.print(f"Note: {note.message}")
-    if plan.HasField("claim"):
+    if plan.HasField("claim") and assessment.verdict != requirement_pb2.VERDICT_WONT_RUN:
         to.print(f"A launch would claim {claim_words(plan.claim)}.")
     if plan.observations.count:
         seen = plan.observations
