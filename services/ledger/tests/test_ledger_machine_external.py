@@ -113,3 +113,12 @@ def test_gpu_memory_is_host_memory_on_a_unified_machine_only() -> None:
     assert host_attribution(unified, live, 2 * GIB, [7]) == 62 * GIB
     assert host_attribution(CARDS, live, 2 * GIB, [7]) == 2 * GIB
     assert host_attribution(unified, live, None, [7]) is None
+
+
+def test_an_idle_mac_does_not_keep_a_claim_waiting_for_memory_that_is_free() -> None:
+    # 16 GiB: 11.2 admitted, 4.8 left to everything else, of which the system uses 6. 10 are free, and 10 can be granted;
+    # 11.2 − 6 = 5.2 would keep a claim of 8 waiting for ever.
+    machine = Machine("n", Pool.UNIFIED, 16 * GIB)
+    ceilings = automatic_ceilings(machine)
+    beyond = for_book(over_reserve(machine, ceilings, ExternalUse(6 * GIB)))
+    assert ceilings.host_bytes - beyond.host_bytes == 10 * GIB

@@ -1,6 +1,6 @@
 """Clients that ask, hold, resize, cancel and release at random while the ledger is killed again and again.
 
-WEIGHBRIDGE_TORTURE_OPERATIONS sets how many leases are asked for (default 300).
+WEIGHBRIDGE_TORTURE_OPERATIONS sets how many leases are asked for (default 150).
 """
 
 import asyncio
@@ -90,7 +90,7 @@ async def one_lease(stub, holders: Holders, dice: random.Random, number: int) ->
 
 
 async def test_no_byte_is_held_twice_and_none_stays_charged(ledger_process) -> None:
-    operations = int(os.environ.get("WEIGHBRIDGE_TORTURE_OPERATIONS", "300"))
+    operations = int(os.environ.get("WEIGHBRIDGE_TORTURE_OPERATIONS", "150"))
     dice = random.Random(7)
     holders = Holders()
     # Grants that a kill orphaned are given back soon, so that the machine is full of living claims instead.

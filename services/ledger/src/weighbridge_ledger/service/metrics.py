@@ -37,7 +37,7 @@ class LedgerMetrics:
         keeper.listen(self.on_events)
 
     def refused(self, reason: str) -> None:
-        """An Admit call was refused before it got a lease."""
+        """An Admit call ended without a lease, or its lease ended before it was activated."""
         self._decisions.add(1, {"weighbridge.decision": "refused", "weighbridge.reason": reason})
 
     def on_events(self, events: Sequence[Event]) -> None:
