@@ -116,7 +116,7 @@ def test_gpu_memory_is_host_memory_on_a_unified_machine_only() -> None:
 
 
 def test_an_idle_mac_does_not_keep_a_claim_waiting_for_memory_that_is_free() -> None:
-    # 16 GiB: 11.2 admitted, 4.8 left to everything else, of which the system uses 6. 10 are free, and 10 can be granted;
+    # 16 GiB: 11.2 admitted, 4.8 left to everything else, and the system uses 6. 10 are free, and 10 can be granted;
     # 11.2 − 6 = 5.2 would keep a claim of 8 waiting for ever.
     machine = Machine("n", Pool.UNIFIED, 16 * GIB)
     ceilings = automatic_ceilings(machine)

@@ -15,6 +15,7 @@ from weighbridge_ledger.book.events import EventKind, ReleaseCause
 from weighbridge_ledger.book.refusals import Reason, Refused
 from weighbridge_ledger.book.states import (
     HOST,
+    NOBODY,
     Charge,
     Claim,
     DeviceWant,
@@ -280,8 +281,7 @@ class HolderVerbs(BookCore):
             if released.lease.lease_id == lease_id:
                 return released.lease
         ended = self._ended[lease_id].ended
-        nobody = ProcessIdentity(0, 0, "", "")
-        return Lease(lease_id, ended.request_id, 0, 0, LeaseState.RELEASED, Claim(0), nobody)
+        return Lease(lease_id, ended.request_id, 0, 0, LeaseState.RELEASED, Claim(0), NOBODY)
 
     def _resized(self, entry: Entry, claim: Claim, now: Moment) -> Charge | Refused:
         before = entry.lease.charge

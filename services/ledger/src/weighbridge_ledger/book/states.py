@@ -51,6 +51,10 @@ class Home:
         return process.boot_id == self.boot_id and process.pid_namespace == self.pid_namespace
 
 
+NOBODY = ProcessIdentity(0, 0, "", "")
+"""The holder of a lease that ended too long ago for more than its id to be remembered."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceWant:
     """Bytes wanted on one card."""

@@ -17,10 +17,6 @@ class UpkeepVerbs(BookCore):
         """Let time act. To be called more often than half of the shortest term, else it counts as a standstill."""
         self._advance(now)
 
-    def next_due(self) -> float | None:
-        """When `tick` has something to do next, on the monotonic clock; None: nothing is planned."""
-        return self._timers[0][0] if self._timers else None
-
     def processes_to_watch(self) -> frozenset[ProcessIdentity]:
         """The processes whose death would free something and can be known from here."""
         return frozenset(process for entry in self._entries.values() for process in self._witnesses(entry.lease))

@@ -13,7 +13,7 @@ from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb
 from weighbridge_ledger.book.admission import Preview, WaitReason
 from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
-from weighbridge_ledger.book.states import Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
+from weighbridge_ledger.book.states import NOBODY, Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
 from weighbridge_ledger.machine.model import LARGEST_RAM_BYTES
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.failures import code_of, failure_of
@@ -53,8 +53,6 @@ _VACATING = failure_pb2.Failure(
     reason="LEASE_VACATING",
     message="It was released. Its memory is charged until its processes are gone.",
 )
-
-GONE = ProcessIdentity(0, 0, "", "")
 
 
 def timestamp(wall: float) -> timestamp_pb2.Timestamp:
@@ -233,7 +231,7 @@ def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
     )
     message.holder.name = lease.holder_name
     message.holder.memory_limit_bytes = lease.memory_limit_bytes
-    if lease.holder != GONE:
+    if lease.holder != NOBODY:
         message.holder.process.CopyFrom(lease.holder.to_message())
     if lease.state.charged:
         message.charge.CopyFrom(charge_message(lease.charge))
