@@ -210,6 +210,20 @@ def test_a_request_above_the_context_is_refused_with_its_figures(loaded, tiny):
     assert usage.prompt_tokens == 376
 
 
+def test_a_huge_prompt_is_refused_without_the_memory_to_read_it(loaded):
+    held = loaded.memory().process_bytes
+    text = "hello world, this goes on. " * 2**20  # 27 MiB, for which a tokenizer takes some 25 times that
+    assert refusal(loaded.stream(text, max_output_tokens=5)).reason == "CONTEXT_OVERFLOW"
+    assert loaded.memory().process_peak_bytes - held < 10 * len(text)
+
+
+def test_a_vanishing_temperature_takes_the_likeliest_token(loaded):
+    greedy = loaded.answer("Go on", max_output_tokens=8).text
+    for temperature in (1e-320, 1e-40, 1e-7):
+        sampling = chat_pb2.Sampling(temperature=temperature, seed=1)
+        assert loaded.answer("Go on", max_output_tokens=8, sampling=sampling).text == greedy
+
+
 def test_without_a_longest_answer_the_context_is_the_end(loaded, tiny):
     finished = loaded.answer(prompt_of(tiny["qwen3"], 395)).finished
     assert finished.usage.output_tokens <= 5

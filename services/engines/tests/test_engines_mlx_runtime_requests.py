@@ -173,26 +173,33 @@ def test_a_load_without_folder_or_context_is_refused():
 class Template:
     """A tokenizer whose template fails as jinja2 does when a template calls raise_exception."""
 
-    def __init__(self, error):
+    def __init__(self, error=None):
         self.error = error
+        self.encoded = 0
 
     def apply_chat_template(self, messages, **options):
         self.seen = (messages, options)
         if self.error is not None:
             raise self.error
-        return [1, 2, 3]
+        return "".join(message["content"] for message in messages)
+
+    def encode(self, text, **options):
+        """One token for each pair of characters."""
+        assert options == {"add_special_tokens": False}  # the template has written them
+        self.encoded += len(text)
+        return list(range(-(-len(text) // 2)))
 
 
 def test_a_prompt_is_built_by_the_template():
-    tokenizer = Template(None)
+    tokenizer = Template()
     spec = conversation.ChatSpec((Turn("user", "Hi"), Turn("assistant", "Yo", "thought")), {}, thinking=True)
-    assert conversation.encode(tokenizer, spec) == [1, 2, 3]
+    assert conversation.encode(tokenizer, spec, 100) == [0, 1]  # "HiYo"
     messages, options = tokenizer.seen
     assert messages == [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Yo", "reasoning_content": "thought"},
     ]
-    assert options == {"add_generation_prompt": True, "tokenize": True, "enable_thinking": True}
+    assert options == {"add_generation_prompt": True, "tokenize": False, "enable_thinking": True}
 
 
 def test_a_template_that_refuses_is_a_bad_request_that_quotes_nothing():
@@ -200,11 +207,30 @@ def test_a_template_that_refuses_is_a_bad_request_that_quotes_nothing():
 
     tokenizer = Template(TemplateError("bad turn: my secret"))
     spec = conversation.ChatSpec((Turn("user", "my secret"),), {})
-    refused = failure(conversation.encode, tokenizer, spec)
+    refused = failure(conversation.encode, tokenizer, spec, 100)
     assert refused.reason == "UNSUPPORTED_CONTENT"
     assert "secret" not in refused.message
 
 
 def test_another_error_of_the_template_is_not_taken_for_a_refusal():
     with pytest.raises(KeyError):
-        conversation.encode(Template(KeyError("x")), conversation.ChatSpec((Turn("user", "Hi"),), {}))
+        conversation.encode(Template(KeyError("x")), conversation.ChatSpec((Turn("user", "Hi"),), {}), 100)
+
+
+def test_of_a_prompt_that_is_far_too_long_only_the_start_is_tokenized():
+    tokenizer = Template()
+    spec = conversation.ChatSpec((Turn("user", 30 * 2**20 * "x"),), {})
+    refused = failure(conversation.encode, tokenizer, spec, 100)
+    assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_OVERFLOW")
+    assert int(refused.metadata["prompt_tokens"]) > 100
+    assert refused.metadata["context_tokens"] == "100"
+    assert tokenizer.encoded == 800
+
+
+def test_a_long_text_of_few_tokens_is_no_overflow():
+    class Dense(Template):
+        def encode(self, text, **options):
+            return list(range(len(text) // 50))
+
+    spec = conversation.ChatSpec((Turn("user", 5000 * "x"),), {})
+    assert conversation.encode(Dense(), spec, 100) == list(range(100))

@@ -15,6 +15,7 @@ settings = load(EngineSettings)
 kind = MlxKind(
     command=(sys.executable, str(Path(__file__).with_name("fake_runtime.py"))),
     environ={"FAKE_RUNTIME": os.environ.get("FAKE_RUNTIME", "{}")},
+    kernels=Path(os.environ["WEIGHBRIDGE_RUN_DIR"]) / "kernels",
 )
 probe = Probe(footprint=lambda pid: 500_000_000)
 run_service(settings, "engine-mlx", lambda context: build_engine_service(context, kind, settings, probe=probe))

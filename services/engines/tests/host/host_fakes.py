@@ -269,7 +269,9 @@ class Suite:
             **{"stop_grace_s": 1.0, "footprint_period_s": 0.02, "grace_s": 5, **self._settings},
         )
         kind = MlxKind(
-            command=(sys.executable, str(FAKE_RUNTIME)), environ={"FAKE_RUNTIME": json.dumps(self.behaviour)}
+            command=(sys.executable, str(FAKE_RUNTIME)),
+            environ={"FAKE_RUNTIME": json.dumps(self.behaviour)},
+            kernels=self.run_dir / "kernels",
         )
         probe = Probe(footprint=lambda pid: self.held_bytes(), peak=lambda pid: None)
 

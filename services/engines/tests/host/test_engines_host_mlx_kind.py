@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from weighbridge_engines.mlx_qwen import kind as kind_module
 from weighbridge_engines.mlx_qwen.build_hash import engine_build
+from weighbridge_engines.mlx_qwen.kernel_cache import default_folder, private_folder
 from weighbridge_engines.mlx_qwen.kind import MlxKind, classify
 from weighbridge_engines.supervisor.exits import ExitCause
 from weighbridge_proto.errors import RequestError
@@ -18,14 +19,15 @@ def mlx_plan(**fields):
     return plan
 
 
-def test_the_child_is_our_runtime_on_a_private_socket_with_little_of_our_environment(monkeypatch):
+def test_the_child_is_our_runtime_on_a_private_socket_with_little_of_our_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET_TOKEN", "x")
     monkeypatch.setenv("WEIGHBRIDGE_OTLP_ENDPOINT", "http://127.0.0.1:4317")
-    child = MlxKind().launch(mlx_plan(), Path("/tmp/w")).child
+    child = MlxKind(kernels=tmp_path / "kernels").launch(mlx_plan(), Path("/tmp/w")).child
     assert child.argv == (
         sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime", "--socket", "/tmp/w/rt.sock",
     )  # fmt: skip
     assert "SECRET_TOKEN" not in child.environ
+    assert child.environ["TMPDIR"] == str(tmp_path / "kernels")  # MLX loads code from there
     assert child.environ["WEIGHBRIDGE_OTLP_ENDPOINT"] == "http://127.0.0.1:4317"
     assert MlxKind().slots(mlx_plan()) == 3
 
@@ -63,3 +65,22 @@ def test_a_lack_of_memory_on_the_gpu_is_recognised():
     line = "libc++abi: terminating due to [METAL] Command buffer execution failed: Insufficient Memory (0x8)"
     assert classify(line).cause is ExitCause.OUT_OF_MEMORY
     assert classify("loading") is None
+
+
+def test_kernels_are_kept_in_a_folder_that_nobody_else_can_write(tmp_path):
+    folder, fallback = tmp_path / "cache" / "kernels", tmp_path / "own"
+    assert private_folder(folder, fallback) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert private_folder(folder, fallback) == folder
+    folder.chmod(0o777)
+    assert private_folder(folder, fallback) == fallback
+    (tmp_path / "file").touch()
+    assert private_folder(tmp_path / "file" / "kernels", fallback) == fallback
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert private_folder(tmp_path / "link", fallback) == fallback
+
+
+def test_where_kernels_are_kept():
+    assert default_folder({"HOME": "/h"}) == Path("/h/.cache/weighbridge/mlx-kernels")
+    assert default_folder({"HOME": "/h", "XDG_CACHE_HOME": "/c"}) == Path("/c/weighbridge/mlx-kernels")
+    assert default_folder({"HOME": "/h", "XDG_CACHE_HOME": "relative"}) == Path("/h/.cache/weighbridge/mlx-kernels")

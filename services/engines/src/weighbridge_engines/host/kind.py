@@ -129,8 +129,7 @@ class Kind(Protocol):
         """How to start the planned model.
 
         Args:
-            workspace: an empty private folder that exists as long as the process. It is the engine's TMPDIR as well,
-                unless the kind sets another.
+            workspace: an empty private folder that exists as long as the process.
         """
         ...
 

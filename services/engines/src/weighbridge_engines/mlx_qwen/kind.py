@@ -12,6 +12,7 @@ from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.targets import check_socket_path
 
 from weighbridge_engines.host.kind import KindDescription, KindLaunch
+from weighbridge_engines.mlx_qwen import kernel_cache
 from weighbridge_engines.mlx_qwen.build_hash import engine_build, package_version
 from weighbridge_engines.mlx_qwen.client import MlxRuntimeClient
 from weighbridge_engines.mlx_qwen.runtime import requests
@@ -23,8 +24,8 @@ from weighbridge_engines.supervisor.exits import ExitCause, FatalLine
 RUNTIME_COMMAND = (sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime")
 
 PASSED_ON = ("WEIGHBRIDGE_OTLP_ENDPOINT", "MLX_DISABLE_COMPILE")
-"""The child's spans belong to the same trace; and where /tmp allows no execution (containers), MLX cannot load the CPU
-kernels that it compiles there, and must be told not to."""
+"""The child's spans belong to the same trace; and where its files allow no execution (containers), MLX cannot load the
+CPU kernels that it compiles there, and must be told not to."""
 
 EXIT_MEANINGS: Mapping[int, str] = {
     ExitCode.MLX_UNAVAILABLE: "MLX or mlx-lm cannot be imported here",
@@ -47,6 +48,7 @@ class MlxKind:
     Args:
         command: starts the runtime; ``--socket PATH`` is added. Another one in tests.
         environ: of the child, on top of what every engine gets.
+        kernels: folder for the kernels that MLX compiles; None: the default one.
     """
 
     name = "mlx"
@@ -59,8 +61,10 @@ class MlxKind:
         command: Sequence[str] = RUNTIME_COMMAND,
         log_level: str = "info",
         environ: Mapping[str, str] | None = None,
+        kernels: Path | None = None,
     ) -> None:
         self._command = tuple(command)
+        self._kernels = kernels or kernel_cache.default_folder()
         self._environ = {
             # What was in flight has ended, or is to be cut, by the time the child is asked to end.
             "WEIGHBRIDGE_MLX_RUNTIME_GRACE_S": "0",
@@ -101,10 +105,11 @@ class MlxKind:
     def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
         """The runtime on a private socket; it hears of the model only when it is ready."""
         socket = check_socket_path(workspace / "rt.sock")
+        temporary = kernel_cache.private_folder(self._kernels, workspace)
         child = ChildSpec(
             name="mlx-runtime",
             argv=(*self._command, "--socket", str(socket)),
-            environ=scrub(also=PASSED_ON, extra=self._environ),
+            environ=scrub(also=PASSED_ON, extra={"TMPDIR": str(temporary), **self._environ}),
             cwd=workspace,
             classify=classify,
             exit_meanings=EXIT_MEANINGS,

@@ -81,7 +81,7 @@ def answer(
         raise CancelledError
     spec = request.spec
     chosen = conversation.with_defaults(spec.sampling, model.sampling_defaults)
-    prompt = conversation.encode(model.tokenizer, spec)
+    prompt = conversation.encode(model.tokenizer, spec, model.limits.context_tokens)
     longest = conversation.answer_room(len(prompt), spec.max_output_tokens, model.limits.context_tokens)
     emit(Started(model.name, len(prompt)))
 

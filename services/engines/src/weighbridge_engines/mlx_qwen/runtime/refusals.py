@@ -113,12 +113,27 @@ def context_overflow(prompt_tokens: int, max_output_tokens: int, context_tokens:
         grpc.StatusCode.INVALID_ARGUMENT,
         "CONTEXT_OVERFLOW",
         message,
-        metadata={
-            "prompt_tokens": str(prompt_tokens),
-            "max_output_tokens": str(max_output_tokens),
-            "context_tokens": str(context_tokens),
-        },
+        metadata=_context_figures(prompt_tokens, max_output_tokens, context_tokens),
     )
+
+
+def prompt_overflow(prompt_tokens: int, max_output_tokens: int, context_tokens: int) -> RequestError:
+    """The prompt is so long that its end was not looked at. prompt_tokens: it has at least these."""
+    return RequestError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "CONTEXT_OVERFLOW",
+        f"The prompt has more than {prompt_tokens} tokens, and the planned context is {context_tokens} tokens. "
+        "Shorten it or load with a larger context.",
+        metadata=_context_figures(prompt_tokens, max_output_tokens, context_tokens),
+    )
+
+
+def _context_figures(prompt_tokens: int, max_output_tokens: int, context_tokens: int) -> dict[str, str]:
+    return {
+        "prompt_tokens": str(prompt_tokens),
+        "max_output_tokens": str(max_output_tokens),
+        "context_tokens": str(context_tokens),
+    }
 
 
 def _bad_field(field: str, reason: str, message: str) -> RequestError:

@@ -10,6 +10,10 @@ from weighbridge_engines.mlx_qwen.runtime.mlx import Mlx
 
 _UINT64 = 2**64 - 1
 
+LIKELIEST_BELOW = 1e-6
+"""Temperatures below this take the likeliest token, as their limit does. MLX divides by them in 32 bits, and what is no
+number any more would be drawn from at random (seen with 1e-320, 2026-11-30)."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -71,7 +75,7 @@ def defaults_of(generation_config: Mapping[str, Any]) -> Sampling:
 def make_sampler(mlx: Mlx, sampling: Sampling, vocabulary: int) -> Any:
     """mlx-lm's sampler. A top_k of the whole vocabulary or more is off, which mlx-lm itself would refuse."""
     return mlx.make_sampler(
-        temp=sampling.temperature,
+        temp=sampling.temperature if sampling.temperature >= LIKELIEST_BELOW else 0.0,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         top_k=sampling.top_k if sampling.top_k < vocabulary else 0,
