@@ -56,7 +56,7 @@ def keep_large_blocks_out_of_the_heap() -> None:
 
     Left alone, glibc raises its threshold for that up to 32 MiB as large blocks are freed. Scores and caches that grow
     with each chunk then fragment the heap: a context of 4,096 tokens held 33 MB more than MLX's allocator knew of after
-    one conversation and 74 MB after two, with a fixed threshold 19 MB after both and no slower (2026-11-30).
+    one conversation and 74 MB after two, with a fixed threshold 18 MB after both (2026-11-30).
     """
     if _MALLOPT is not None:
         _MALLOPT(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
