@@ -92,7 +92,7 @@ async def _answer(
     if residency.over_grant and residency.footprint is not None:
         held, grant = residency.footprint.now_bytes, residency.hold.charged_host_bytes
         raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
-    mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id)
+    mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id, request)
     use_id = uuid.uuid4().hex
     await residency.hold.begin_use(use_id)
     try:

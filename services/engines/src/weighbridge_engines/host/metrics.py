@@ -1,6 +1,7 @@
 """What a host measures: how long loads and answers take, and how good estimates are. Never a text."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from opentelemetry import trace
 from weighbridge_common import telemetry
@@ -11,6 +12,10 @@ from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 OPERATION, PROVIDER = "gen_ai.operation.name", "gen_ai.provider.name"
 REQUEST_MODEL, RESPONSE_MODEL = "gen_ai.request.model", "gen_ai.response.model"
 INPUT_TOKENS, OUTPUT_TOKENS = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
+REQUEST_SAMPLING: tuple[Literal["temperature", "top_p", "top_k", "seed"], ...] = (
+    "temperature", "top_p", "top_k", "seed"
+)  # fmt: skip
+"""Sampling parameters that the conventions name as we do, after ``gen_ai.request.``."""
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 ERROR_TYPE = "error.type"
 
@@ -82,7 +87,8 @@ class HostMetrics:
         self, model_name: str, measure: ChatMeasure, now_s: float, usage: chat_pb.Usage | None, error_type: str | None
     ) -> None:
         """An answer ended; ``error_type`` names why, if not well."""
-        attributes = {**self._base, REQUEST_MODEL: model_name, RESPONSE_MODEL: model_name}
+        # A request that never came to a model has none.
+        attributes = {**self._base, **({REQUEST_MODEL: model_name, RESPONSE_MODEL: model_name} if model_name else {})}
         if measure.first_token_s is not None:
             self._first.record(measure.first_token_s - measure.started_s, attributes)
             if usage is not None and usage.output_tokens > 1 and measure.last_token_s is not None:
@@ -92,18 +98,25 @@ class HostMetrics:
         self._duration.record(now_s - measure.started_s, {**attributes, **failed})
 
 
-def mark_chat_span(kind: str, model_name: str, lease_id: str) -> None:
-    """Say on the current span which model answers."""
+def mark_chat_span(kind: str, model_name: str, lease_id: str, request: chat_pb.ChatRequest) -> None:
+    """Say on the current span which model answers, and how it was asked to."""
     span = trace.get_current_span()
     span.set_attributes(
         {
             OPERATION: "chat",
             PROVIDER: f"weighbridge.{kind}",
             REQUEST_MODEL: model_name,
+            RESPONSE_MODEL: model_name,
+            "gen_ai.request.stream": True,
             "weighbridge.engine.kind": kind,
-            "weighbridge.lease.id": lease_id,
+            "weighbridge.lease_id": lease_id,
         }
     )
+    if request.max_output_tokens:
+        span.set_attribute("gen_ai.request.max_tokens", request.max_output_tokens)
+    for field in REQUEST_SAMPLING:
+        if request.sampling.HasField(field):
+            span.set_attribute(f"gen_ai.request.{field}", getattr(request.sampling, field))
 
 
 def mark_chat_end(finished: chat_pb.ChatFinished) -> None:
