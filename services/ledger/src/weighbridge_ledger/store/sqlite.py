@@ -109,6 +109,9 @@ class SqliteStore:
     def commit(self, writes: Sequence[AnyWrite]) -> None:
         """See Store."""
         with _as_store_errors(self._db):
+            if len(writes) == 1 and isinstance(writes[0], PutLease):
+                self._apply(writes[0])  # one statement is a transaction by itself: two fewer in the way of a grant
+                return
             self._db.execute("BEGIN IMMEDIATE")
             for write in writes:
                 self._apply(write)
