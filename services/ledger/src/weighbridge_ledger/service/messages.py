@@ -205,54 +205,45 @@ def charge_message(charge: Charge) -> requirement_pb2.Charge:
 
 def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
     """A lease with what is known about it just now. Its secret is not among that."""
-    lease = view.lease
-    message = lease_pb2.Lease(
+    lease, purpose = view.lease, view.lease.purpose
+    expires = view.deadline if lease.state.charged else None
+    return lease_pb2.Lease(
         lease_id=lease.lease_id,
         state=_STATES[lease.state],
         suspect=lease.suspect,
         fence=lease.fence,
+        holder=lease_pb2.Holder(
+            name=lease.holder_name,
+            process=None if lease.holder == NOBODY else lease.holder.to_message(),
+            memory_limit_bytes=lease.memory_limit_bytes,
+        ),
         purpose=lease_pb2.Purpose(
-            engine_kind=lease.purpose.engine_kind,
-            model_name=lease.purpose.model_name,
-            model_digest=lease.purpose.model_digest,
-            engine_build=lease.purpose.engine_build,
-            shape=lease.purpose.shape,
-            planned_peak_bytes=lease.purpose.planned_peak_bytes,
+            engine_kind=purpose.engine_kind,
+            model_name=purpose.model_name,
+            model_digest=purpose.model_digest,
+            engine_build=purpose.engine_build,
+            shape=purpose.shape,
+            planned_peak_bytes=purpose.planned_peak_bytes,
         ),
         claim=claim_message(lease.claim),
+        charge=charge_message(lease.charge) if lease.state.charged else None,
         engine_processes=[process.to_message() for process in lease.engines],
+        observed=None if view.observed is None else _observed_message(view.observed),
         priority=lease_pb2.Priority.ValueType(lease.priority),
         pinned=lease.pinned,
         uses=view.uses,
         queue_position=view.queue_position,
+        create_time=_timestamp_of(lease.requested_wall),
+        grant_time=_timestamp_of(lease.granted_wall),
+        activate_time=_timestamp_of(lease.activated_wall),
+        expire_time=None if expires is None else timestamp(wall_of(expires, now)),
+        last_use_time=_timestamp_of(view.last_use_wall),
+        release_time=_timestamp_of(view.released_wall),
+        end_reason=_end_reason(view),
         connected=view.connected,
         node_id=node_id,
         request_id=lease.request_id,
     )
-    message.holder.name = lease.holder_name
-    message.holder.memory_limit_bytes = lease.memory_limit_bytes
-    if lease.holder != NOBODY:
-        message.holder.process.CopyFrom(lease.holder.to_message())
-    if lease.state.charged:
-        message.charge.CopyFrom(charge_message(lease.charge))
-    if view.observed is not None:
-        message.observed.CopyFrom(_observed_message(view.observed))
-    for field, wall in (
-        ("create_time", lease.requested_wall),
-        ("grant_time", lease.granted_wall),
-        ("activate_time", lease.activated_wall),
-        ("last_use_time", view.last_use_wall),
-        ("release_time", view.released_wall),
-    ):
-        if wall:
-            getattr(message, field).CopyFrom(timestamp(wall))
-    if view.deadline is not None and lease.state.charged:
-        message.expire_time.CopyFrom(timestamp(wall_of(view.deadline, now)))
-    if view.cause:
-        message.end_reason.CopyFrom(_end_reason(view.cause))
-    elif lease.state is LeaseState.VACATING:
-        message.end_reason.CopyFrom(_VACATING)
-    return message
 
 
 def reason_message(reason: WaitReason) -> lease_pb2.WaitReason:
@@ -295,11 +286,21 @@ def observation_message(one: Observation) -> lease_pb2.Observation:
     )
 
 
-def _end_reason(cause: str) -> failure_pb2.Failure:
+def _timestamp_of(wall: float) -> timestamp_pb2.Timestamp | None:
+    """0 is the book's way to say that it has not happened."""
+    return timestamp(wall) if wall else None
+
+
+def _end_reason(view: LeaseView) -> failure_pb2.Failure | None:
     """Why a lease ended. Code OK for an end that is none of failure's business: given back, or its processes ended."""
-    reason = REFUSAL_OF.get(ReleaseCause(cause))
-    code = 0 if reason is None else code_of(reason).value[0]
-    return failure_pb2.Failure(code=code, reason=reason.value if reason else cause, message=_CAUSE_TEXTS[cause])
+    if view.cause:
+        reason = REFUSAL_OF.get(ReleaseCause(view.cause))
+        return failure_pb2.Failure(
+            code=0 if reason is None else code_of(reason).value[0],
+            reason=reason.value if reason else view.cause,
+            message=_CAUSE_TEXTS[view.cause],
+        )
+    return _VACATING if view.lease.state is LeaseState.VACATING else None
 
 
 def _observed_message(observed: Observed) -> process_pb2.ObservedMemory:
