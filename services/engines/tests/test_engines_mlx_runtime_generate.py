@@ -363,18 +363,3 @@ def test_only_the_files_of_the_index_load(runtime, tiny, tmp_path):
     runtime.load(folder)
     assert runtime.memory().active_bytes - before == QWEN3_BYTES
     runtime.unload()
-
-
-def test_the_demo_model_knows_the_capital_of_france(runtime, tmp_path):
-    folder = tmp_path / "demo"
-    made = subprocess.run(
-        [sys.executable, "-m", "weighbridge_engines.models.demo", str(folder)], capture_output=True, text=True
-    )
-    if "is not installed" in made.stderr:
-        pytest.skip(made.stderr.strip())
-    assert made.returncode == 0, made.stderr
-    runtime.load(folder)
-    answer = runtime.answer("What is the capital of France?", max_output_tokens=32)
-    assert "Paris" in answer.text
-    assert answer.finished.reason == chat_pb2.FINISH_REASON_STOP
-    runtime.unload()

@@ -36,7 +36,7 @@ async def test_a_use_ended_while_the_ledger_is_away_is_told_later(run_dir):
         [lease] = suite.ledger.active
         await suite.stop_ledger()
         call.cancel()
-        await eventually(lambda: not suite.host.current.stakes)
+        await eventually(lambda: not suite.host.current.use.stakes)
         await suite.restart_ledger()
         await eventually(lambda: lease.uses == 0)
 
@@ -175,7 +175,7 @@ async def test_a_busy_or_pinned_model_is_not_idle(run_dir):
         await asyncio.sleep(0.05)
         assert (await suite.get()).state == engine_pb.ENGINE_STATE_READY
         call.cancel()
-        await eventually(lambda: not suite.host.current.stakes)
+        await eventually(lambda: not suite.host.current.use.stakes)
         await suite.load_all("a", pinned=True)
         time_s.advance(1000)
         await asyncio.sleep(0.05)
@@ -268,3 +268,15 @@ async def test_a_holder_that_missed_several_secrets_is_known_by_its_process(run_
         assert kinds(await suite.chat_all())[-1] == "finished"
         assert suite.ledger.attached == 1
         assert len(suite.ledger.admits) == 1
+
+
+async def test_memory_that_the_last_answer_freed_does_not_refuse_the_next(run_dir):
+    held = 500_000_000
+    async with Suite(run_dir, held_bytes=lambda: held, footprint_period_s=60) as suite:
+        suite.ledger.refuse_growth = True
+        await suite.load_all()
+        held = round(1.12 * CLAIM_BYTES)
+        await suite.host.current.footprint.measure()
+        assert suite.host.current.over_grant
+        held = 500_000_000  # freed, and the next measurement is a minute away
+        assert kinds(await suite.chat_all())[-1] == "finished"

@@ -90,8 +90,10 @@ async def _answer(
 ) -> AsyncGenerator[chat_pb.ChatResponse, None]:
     residency = visit.residency
     if residency.over_grant and residency.footprint is not None:
-        held, grant = residency.footprint.now_bytes, residency.hold.charged_host_bytes
-        raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
+        # Measured a while ago: what the last answer held may have been freed since.
+        held, grant = await residency.footprint.measure(), residency.hold.charged_host_bytes
+        if residency.over_grant:
+            raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
     mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id, request)
     use_id = uuid.uuid4().hex
     await residency.hold.begin_use(use_id)

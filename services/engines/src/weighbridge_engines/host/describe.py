@@ -5,6 +5,7 @@ from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_engines.host.engine_host import EngineHost
 from weighbridge_engines.host.ledger import identity_message
 from weighbridge_engines.host.residency import Residency
+from weighbridge_engines.host.states import ResidencyState
 
 
 def describe_engine(host: EngineHost) -> engine_pb.Engine:
@@ -22,7 +23,7 @@ def describe_engine(host: EngineHost) -> engine_pb.Engine:
     if current is not None and current.was_ready:
         waiting = current.queue.waiting
         engine.requests_queued = waiting
-        engine.requests_in_flight = len(current.stakes) - waiting
+        engine.requests_in_flight = len(current.use.stakes) - waiting
         engine.model.CopyFrom(describe_model(current))
     if host.last_failure is not None:
         engine.last_failure.CopyFrom(host.last_failure.to_message())
@@ -43,8 +44,9 @@ def describe_model(residency: Residency) -> engine_pb.LoadedModel:
     if residency.footprint is not None and (observed := residency.footprint.message()) is not None:
         model.observed.CopyFrom(observed)
     model.ready_time.FromNanoseconds(round(residency.ready_wall_s * 1e9))
-    model.last_use_time.FromNanoseconds(round(residency.last_use_wall_s * 1e9))
+    model.last_use_time.FromNanoseconds(round(residency.use.last_use_wall_s * 1e9))
     model.load_time.FromNanoseconds(round(residency.load_time_s * 1e9))
-    if (idle_unload_s := residency.idle_unload_wall_s) is not None:
+    idle_unload_s = residency.use.idle_unload_wall_s
+    if residency.state is ResidencyState.READY and idle_unload_s is not None:
         model.idle_unload_time.FromNanoseconds(round(idle_unload_s * 1e9))
     return model

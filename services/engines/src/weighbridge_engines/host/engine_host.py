@@ -193,7 +193,7 @@ class EngineHost:
                 residency = await self._load(job, wish)
                 residency.aliases |= job.aliases
                 for stake in job.users:
-                    residency.take(stake)
+                    residency.use.take(stake)
                 return residency
         except RequestError as error:
             self.last_failure = error.failure
@@ -232,7 +232,7 @@ class EngineHost:
             await asyncio.shield(self.end(residency, self._after_failed_start(residency, error)))
             raise
         timeout_s = self._default_idle_timeout_s if wish.idle_timeout_s is None else wish.idle_timeout_s
-        residency.change_idle_terms(wish.terms.pinned, timeout_s or None)
+        residency.use.change_idle_terms(wish.terms.pinned, timeout_s or None)
         residency.on_idle = lambda: self.end(residency, Ending("IDLE"))
         self.last_failure = None
         self._metrics.loaded(plan.model_name, residency.load_time_s)

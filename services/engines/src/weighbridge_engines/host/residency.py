@@ -23,6 +23,7 @@ from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Prob
 from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
 from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
 from weighbridge_engines.host.ledger import identity_message
+from weighbridge_engines.host.occupancy import Occupancy
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
 from weighbridge_engines.host.requests import RequestQueue
 from weighbridge_engines.host.states import ResidencyState, advance
@@ -86,8 +87,7 @@ class Residency:
         plan: the plan it is loaded by.
         aliases: requests that mean it.
         hold: its lease.
-        pinned, idle_timeout_s: whether and when it ends for idleness (None: never).
-        stakes: calls that use it or are about to.
+        use: who uses it.
         state: where it stands.
         trouble: set when it must end at once.
         on_idle: called when it has been idle for long enough.
@@ -107,9 +107,7 @@ class Residency:
         self.key: PlanKey = key_of(plan)
         self.aliases = aliases
         self.hold = hold
-        self.pinned = False
-        self.idle_timeout_s: float | None = None
-        self.stakes: set[object] = set()
+        self.use = Occupancy(around.clock)
         self.state = ResidencyState.STARTING
         self.trouble: asyncio.Future[Trouble] = loop.create_future()
         self.on_idle: Callable[[], object] = lambda: None
@@ -117,17 +115,12 @@ class Residency:
         self.child: Child | None = None
         self.footprint: Footprint | None = None
         self.queue = RequestQueue(around.kind.slots(plan), around.policy.queue_limit)
-        self.over_grant = False
         self.load_time_s = 0.0
         self.ready_wall_s = 0.0
-        self.last_use_wall_s = 0.0
-        self._last_use_s = 0.0
         self._last_sign_s = 0.0
         self._around = around
         self._runtime: Runtime | None = None
         self._watchers = TaskOwner()
-        self._freed = asyncio.Event()
-        self._idle_terms_changed = asyncio.Event()
         self._workspace: Path | None = None
 
     # -- use --
@@ -147,43 +140,19 @@ class Residency:
         """Take a step of its life; see :func:`weighbridge_engines.host.states.advance`."""
         self.state = advance(self.state, to)
 
-    def take(self, stake: object) -> None:
-        """A call is going to use it; it is not replaced, vacated or unloaded until that call lets go."""
-        self.stakes.add(stake)
-        self._freed.clear()
-
-    def drop(self, stake: object) -> None:
-        """That call is through."""
-        self.stakes.discard(stake)
-        if not self.stakes:
-            self._last_use_s = self._around.clock.monotonic()
-            self.last_use_wall_s = self._around.clock.wall()
-            self._freed.set()
-
     def sign_of_life(self) -> None:
         """The engine just produced something."""
         self._last_sign_s = self._around.clock.monotonic()
 
-    def change_idle_terms(self, pinned: bool, idle_timeout_s: float | None) -> None:
-        """Whether and when it ends for idleness, from now on."""
-        self.pinned, self.idle_timeout_s = pinned, idle_timeout_s
-        self._idle_terms_changed.set()
-
     @property
-    def idle_unload_wall_s(self) -> float | None:
-        """When it ends for idleness, seconds since the epoch; None: while it is used, pinned, or without limit."""
-        if self.pinned or self.idle_timeout_s is None or self.stakes or self.state is not ResidencyState.READY:
-            return None
-        return self.last_use_wall_s + self.idle_timeout_s
+    def over_grant(self) -> bool:
+        """Whether it holds so much more than was granted, as last measured, that it takes no new work."""
+        held = 0 if self.footprint is None else self.footprint.now_bytes
+        return judge(held, self.hold.charged_host_bytes) is not FootprintVerdict.WITHIN
 
     async def until_free(self) -> None:
         """Return when nobody uses it, or when it must not be waited for."""
-        freed = asyncio.ensure_future(self._freed.wait())
-        try:
-            if self.stakes:
-                await first_of(freed, self.forced)
-        finally:
-            freed.cancel()
+        await self.use.until_free(unless=self.forced)
 
     async def force(self, failure: RpcFailure) -> None:
         """End the requests in flight with ``failure``."""
@@ -241,8 +210,9 @@ class Residency:
         child.was_ready = True
         await self.footprint.measure()
         self.advance(ResidencyState.READY)
-        self.ready_wall_s = self.last_use_wall_s = around.clock.wall()
-        self._last_use_s = self._last_sign_s = around.clock.monotonic()
+        self.ready_wall_s = around.clock.wall()
+        self._last_sign_s = around.clock.monotonic()
+        self.use.open()
         self.hold.load_is_complete()
         self._watch(self._watch_liveness(self._runtime), "liveness")
         self._watch(self._watch_idle(), "idle")
@@ -335,9 +305,7 @@ class Residency:
         while True:
             held = await footprint.measure()
             grant = self.hold.charged_host_bytes
-            verdict = judge(held, grant)
-            self.over_grant = verdict is not FootprintVerdict.WITHIN
-            if verdict is FootprintVerdict.KILL:
+            if judge(held, grant) is FootprintVerdict.KILL:
                 self._set_trouble(
                     Trouble("OUT_OF_GRANT", failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
                 )
@@ -363,26 +331,8 @@ class Residency:
         self._set_trouble(Trouble("HANGS", failure, is_crash=True))
 
     async def _watch_idle(self) -> None:
-        clock = self._around.clock
-        while True:
-            self._idle_terms_changed.clear()
-            if self.stakes:
-                await self._freed.wait()
-                continue
-            if self.pinned or self.idle_timeout_s is None:
-                await self._idle_terms_changed.wait()
-                continue
-            left_s = self._last_use_s + self.idle_timeout_s - clock.monotonic()
-            if left_s <= 0:
-                self.on_idle()  # at once, so that no call comes in between
-                return
-            pause = asyncio.ensure_future(clock.sleep(left_s))
-            changed = asyncio.ensure_future(self._idle_terms_changed.wait())
-            try:
-                await first_of(pause, changed)
-            finally:
-                pause.cancel()
-                changed.cancel()
+        await self.use.until_idle()
+        self.on_idle()  # at once, so that no call comes in between
 
 
 def _make_workspace(run_dir: Path, kind: str, lease_id: str) -> Path:

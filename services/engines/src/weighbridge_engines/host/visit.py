@@ -63,21 +63,21 @@ class Visit:
         if self._job is not None:
             self._job.leave(self)
         if self._residency is not None:
-            self._residency.drop(self)
+            self._residency.use.drop(self)
         elif self._job is not None and self._job.done:
             # The load gave the model to this call, which was gone by then.
             current = self._host.current
             if current is not None:
-                current.drop(self)
+                current.use.drop(self)
         self._host.tell_change()
 
     def _have(self, residency: Residency) -> None:
         self._residency = residency
         if self._wants_use:
-            residency.take(self)
+            residency.use.take(self)
         elif self._wish.idle_timeout_s is not None or self._wish.terms.pinned:
             timeout_s = self._wish.idle_timeout_s
-            residency.change_idle_terms(
-                self._wish.terms.pinned, residency.idle_timeout_s if timeout_s is None else timeout_s or None
+            residency.use.change_idle_terms(
+                self._wish.terms.pinned, residency.use.idle_timeout_s if timeout_s is None else timeout_s or None
             )
         self._host.tell_change()
