@@ -322,6 +322,32 @@ async def test_the_limit_counts_at_once_and_evicts_nobody(ledger) -> None:
     assert not capacity.total.HasField("limit_bytes")
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda stub, node: stub.GetCapacity(pb.GetCapacityRequest(node_id=node)),
+        lambda stub, node: stub.SetLimit(pb.SetLimitRequest(node_id=node, limit_bytes=1)),
+        lambda stub, node: stub.ListLeases(pb.ListLeasesRequest(node_id=node)),
+        lambda stub, node: stub.ListObservations(pb.ListObservationsRequest(node_id=node)),
+        lambda stub, node: stub.Watch(pb.WatchRequest(node_id=node)).read(),
+    ],
+)
+async def test_what_is_asked_of_another_machine_does_not_happen_on_this_one(ledger, ask) -> None:
+    capacity = (await ledger.stub.GetCapacity(pb.GetCapacityRequest())).capacity
+    failure = await ledger.failure(ask(ledger.stub, "elsewhere"))
+    assert (failure.code, failure.reason) == (Code.NOT_FOUND, "NODE_NOT_FOUND")
+    assert (await ledger.stub.GetCapacity(pb.GetCapacityRequest())).capacity.total == capacity.total
+    await ask(ledger.stub, capacity.node_id)
+
+
+async def test_a_claim_on_another_machine_is_refused(ledger) -> None:
+    request = ledger.request(1)
+    request.node_id = "elsewhere"
+    failure = await ledger.failure(ledger.stub.Admit(request).read())
+    assert (failure.code, failure.reason) == (Code.NOT_FOUND, "NODE_NOT_FOUND")
+    assert await ledger.leases() == []
+
+
 async def test_a_what_if_machine_needs_no_such_machine(ledger) -> None:
     machine = {"pool": machine_pb2.POOL_KIND_UNIFIED, "ram_bytes": 64 * GIB}
     capacity = (await ledger.stub.GetCapacity(pb.GetCapacityRequest(machine=machine))).capacity

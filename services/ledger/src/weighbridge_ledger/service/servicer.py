@@ -80,6 +80,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def GetCapacity(self, request: pb.GetCapacityRequest, context: "Context") -> pb.GetCapacityResponse:  # noqa: N802
         """See the contract."""
+        self._refuse_other_node(request.node_id)
         if request.HasField("machine"):
             try:
                 machine, limit_bytes = machine_from_proto(request.machine)
@@ -92,6 +93,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def SetLimit(self, request: pb.SetLimitRequest, context: "Context") -> pb.SetLimitResponse:  # noqa: N802
         """See the contract."""
+        self._refuse_other_node(request.node_id)
         if request.HasField("limit_bytes") and request.limit_bytes <= 0:
             raise invalid_argument("limit_bytes", "must be more than 0; leave it out for the automatic limit")
         self._keeper.refuse_if_unwritable()
@@ -112,6 +114,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
     async def Admit(self, request: pb.AdmitRequest, context: "Context") -> AsyncIterator[pb.AdmitResponse]:  # noqa: N802
         """See the contract."""
         try:
+            self._refuse_other_node(request.node_id)
             _refuse_unsupported(request)
             ask = messages.ask_of(request, context.time_remaining())
             if request.validate_only:
@@ -194,6 +197,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def ListLeases(self, request: pb.ListLeasesRequest, context: "Context") -> pb.ListLeasesResponse:  # noqa: N802
         """See the contract."""
+        self._refuse_other_node(request.node_id)
         size = page_size(request.page_size)
         after = page_token(request.page_token) or 0
         await self._keeper.settled_for_reading()
@@ -210,6 +214,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def Watch(self, request: pb.WatchRequest, context: "Context") -> AsyncIterator[pb.WatchResponse]:  # noqa: N802
         """See the contract."""
+        self._refuse_other_node(request.node_id)
         await self._keeper.settled_for_reading()
         async with contextlib.aclosing(self._watch.watch(request.epoch, request.revision)) as responses:
             async for response in responses:
@@ -225,7 +230,19 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self, request: pb.ListObservationsRequest, context: "Context"
     ) -> pb.ListObservationsResponse:
         """See the contract."""
+        self._refuse_other_node(request.node_id)
         return await self._observations.list_page(request)
+
+    def _refuse_other_node(self, node_id: str) -> None:
+        """One ledger owns one machine: what is asked of another must not happen on this one."""
+        if node_id not in ("", self._node_id):
+            raise RequestError(
+                grpc.StatusCode.NOT_FOUND,
+                "NODE_NOT_FOUND",
+                f"This ledger owns the machine {self._node_id}, not the one that was named. Leave the name out, or ask "
+                "that machine's ledger.",
+                metadata={"node_id": node_id, "owned_node_id": self._node_id},
+            )
 
     # -- messages --------------------------------------------------------------------------------------------------
 
