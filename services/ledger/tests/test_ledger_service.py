@@ -397,6 +397,24 @@ async def test_a_limit_that_cannot_be_kept_is_not_in_force(ledger) -> None:
     assert ledger.store.load().limit_bytes is None
 
 
+async def test_of_two_limits_that_cannot_be_kept_neither_is_in_force(ledger) -> None:
+    ledger.store.gate.clear()
+    limits = [
+        asyncio.create_task(ledger.servicer.SetLimit(pb.SetLimitRequest(limit_bytes=size * GIB), None))
+        for size in (10, 12)
+    ]
+    await asyncio.sleep(0)  # both have begun, and the disk is still at work on the first
+    ledger.store.fail_with = "database or disk is full"
+    ledger.store.gate.set()
+    refused = await asyncio.gather(*limits, return_exceptions=True)
+    assert [error.failure.reason for error in refused] == ["STORE_UNAVAILABLE"] * 2
+    ledger.store.fail_with = None
+    capacity = (await ledger.stub.GetCapacity(pb.GetCapacityRequest())).capacity
+    assert capacity.total.effective_bytes == 24 * GIB
+    await until(lambda: not ledger.servicer._keeper.committer.failing, "the disk is well again")
+    assert ledger.store.load().limit_bytes is None
+
+
 async def test_stopping_ends_every_stream_and_frees_what_was_not_activated(ledger) -> None:
     await ledger.active(5, 1)
     granted, _ = await ledger.granted(15, 2)

@@ -57,6 +57,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self._epoch = epoch
         self._is_alive = is_alive
         self._node_id = machine.node_id
+        self._wishing = asyncio.Lock()
         self._metrics = LedgerMetrics(keeper)
         self._watch = WatchHub(epoch, self._render, self._snapshot, lambda: keeper.clock().wall)
         keeper.listen(self._watch.on_events)
@@ -96,17 +97,18 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self._refuse_other_node(request.node_id)
         if request.HasField("limit_bytes") and request.limit_bytes <= 0:
             raise invalid_argument("limit_bytes", "must be more than 0; leave it out for the automatic limit")
-        self._keeper.refuse_if_unwritable()
-        spill = request.spill_allowed if request.HasField("spill_allowed") else self._machine.wishes.allow_spill
-        before = self._machine.wishes
-        wishes = Wishes(request.limit_bytes if request.HasField("limit_bytes") else None, spill)
-        try:
-            self._apply_wishes(wishes)
-            await self._keeper.settled()
-        except RequestError:
-            # Not kept, so not in force: and what is written when the disk is well again is what was before.
-            self._apply_wishes(before)
-            raise
+        # One at a time: what the second one would go back to, might be what the first one could not keep.
+        async with self._wishing:
+            self._keeper.refuse_if_unwritable()
+            before = self._machine.wishes
+            spill = request.spill_allowed if request.HasField("spill_allowed") else before.allow_spill
+            try:
+                self._apply_wishes(Wishes(request.limit_bytes if request.HasField("limit_bytes") else None, spill))
+                await self._keeper.settled()
+            except RequestError:
+                # Not kept, so not in force: and what is written when the disk is well again is what was before.
+                self._apply_wishes(before)
+                raise
         return pb.SetLimitResponse(capacity=self._capacity())
 
     # -- asking ----------------------------------------------------------------------------------------------------
