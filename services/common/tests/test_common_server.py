@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
-from weighbridge_common import listening
+from weighbridge_common import listening, server
 from weighbridge_common.listening import StartError
 from weighbridge_common.server import ServerContext, start_server
 from weighbridge_common.settings import ServiceSettings, SettingsError
@@ -175,6 +175,16 @@ async def test_a_signal_while_starting_ends_it(service: Any) -> None:
     running.process.terminate()
     assert await running.end() == 0
     assert not (running.run_dir / "fit.sock").exists()
+
+
+async def test_a_signal_at_the_moment_the_start_ends_is_not_lost() -> None:
+    async def start() -> None:
+        pass
+
+    signals = asyncio.Queue[signal.Signals]()
+    signals.put_nowait(signal.SIGTERM)
+    assert await server._before_signal(asyncio.create_task(start()), signals)
+    assert signals.get_nowait() is signal.SIGTERM
 
 
 async def test_the_socket_of_a_killed_service_is_replaced(service: Any) -> None:

@@ -260,8 +260,8 @@ async def _before_signal(work: asyncio.Task[Any], signals: asyncio.Queue[signal.
     while not work.done():
         signalled = asyncio.create_task(signals.get())
         await asyncio.wait({work, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        if signalled.done():
-            work.cancel()
+        if signalled.done() and not work.cancel():
+            signals.put_nowait(signalled.result())  # came too late to cancel this, and is meant for what comes next
         signalled.cancel()
     if work.cancelled():
         return False
