@@ -5,12 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+import structlog
 from weighbridge_common import processes
+from weighbridge_common.logs import describe_error
 from weighbridge_proto.memory.v1 import process_pb2
 
 REFUSE_PERCENT = 110
 KILL_PERCENT = 125
 """Design, engines: at 110 % of the grant no new work, at 125 % the engine is killed."""
+
+_log = structlog.get_logger(__name__)
 
 
 class FootprintVerdict(Enum):
@@ -56,8 +60,15 @@ class Footprint:
         self._probe = probe
 
     async def measure(self) -> int:
-        """Measure; in a thread, because a large process has many pages to count. Returns the footprint."""
-        now, peak = await asyncio.to_thread(self._read)
+        """Measure; in a thread, because a large process has many pages to count. Returns the footprint.
+
+        Never raises: where it cannot be measured now (no file descriptor left), what was measured last stands.
+        """
+        try:
+            now, peak = await asyncio.to_thread(self._read)
+        except Exception as error:
+            _log.warning("footprint_unmeasured", **describe_error(error))
+            return self.now_bytes
         if now is not None:
             self.now_bytes = now
         # The system's own peak is of resident pages, the footprint of the whole tree: whichever is more was held.
