@@ -67,6 +67,8 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.grant.set()
         self.activate_gate = asyncio.Event()
         self.activate_gate.set()
+        self.use_gate = asyncio.Event()
+        self.use_gate.set()
         self.refuse_growth = False
         self.growths_refused = 0
         self.attached = 0
@@ -201,6 +203,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
             raise RequestError(S.FAILED_PRECONDITION, "LEASE_VACATING", "Asked to vacate.")
         lease.uses += 1
         self.uses_begun += 1
+        await self.use_gate.wait()
         return ledger_service_pb2.BeginUseResponse(use_id=request.use_id)
 
     async def EndUse(self, request, context):

@@ -4,11 +4,12 @@ import asyncio
 import time
 
 import grpc
-from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, until_event
+from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kill, kinds, until_event
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
 from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RpcFailure
+from weighbridge_proto.ledger.v1 import lease_pb2
 
 
 async def test_a_ledger_that_restarts_is_attached_to_and_the_answer_goes_on(run_dir):
@@ -49,6 +50,54 @@ async def test_a_new_use_needs_the_ledger(run_dir):
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEDGER_UNREACHABLE")
         await suite.restart_ledger()
         assert kinds(await suite.chat_all())[-1] == "finished"
+
+
+async def test_a_use_that_was_given_up_while_the_ledger_counted_it_is_ended(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        [lease] = suite.ledger.active
+        suite.ledger.use_gate.clear()  # it counts, and its answer does not arrive
+        call = suite.chat()
+        reading = asyncio.ensure_future(failure_of(call))
+        await eventually(lambda: lease.uses == 1)
+        call.cancel()
+        await asyncio.wait({reading})
+        reading.cancel()
+        await eventually(lambda: lease.uses == 0)
+
+
+async def test_a_chat_whose_model_ended_while_the_ledger_was_silent_loads_it_again(run_dir):
+    async with Suite(run_dir) as suite:
+        await suite.load_all()
+        residency, hold = suite.host.current, suite.host.current.hold
+        await suite.stop_ledger()
+        chat = asyncio.create_task(suite.chat_all())
+        await eventually(lambda: residency.use.stakes)
+        kill(residency.child.engine.pid)
+        await eventually(lambda: suite.host.current is None)
+        suite.ledger.leases[hold.lease_id].state = lease_pb2.LEASE_STATE_RELEASED  # it saw the process end
+        await suite.restart_ledger()
+        assert kinds(await chat)[-1] == "finished"
+        assert len(suite.ledger.admits) == 2
+
+
+async def test_a_footprint_that_cannot_be_measured_for_a_moment_is_measured_again(run_dir):
+    fails, asked = False, 0
+
+    def held_bytes():
+        nonlocal asked
+        asked += 1
+        if fails:
+            raise OSError(24, "Too many open files")
+        return CLAIM_BYTES // 2
+
+    async with Suite(run_dir, held_bytes=held_bytes) as suite:
+        await suite.load_all()
+        fails, seen = True, asked
+        await eventually(lambda: asked > seen + 1)
+        fails, seen = False, asked
+        await eventually(lambda: asked > seen + 1)
+        assert suite.host.current.footprint.now_bytes == CLAIM_BYTES // 2
 
 
 async def test_a_lease_that_was_given_away_ends_the_engine_at_once(run_dir):

@@ -347,7 +347,8 @@ class EngineHost:
 
     async def leave_ending(self, residency: Residency) -> None:
         """End a model whose lease takes no new use, and return when it has ended."""
-        await asyncio.shield(self.end(residency, Ending("VACATED")))
+        if self._current is residency:  # else it ended while the ledger was asked
+            await asyncio.shield(self.end(residency, Ending("VACATED")))
 
     async def unload(self, force: bool) -> Residency | None:
         """Stop loads in progress and end what is loaded; returns what that was."""

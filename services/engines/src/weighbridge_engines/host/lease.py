@@ -181,7 +181,14 @@ class LeaseHold:
                 timeout=self._policy.call_timeout_s,
             )
 
-        await self._insist(begin)
+        try:
+            await self._insist(begin)
+        except LeaseEndingError:
+            raise
+        except BaseException:
+            # The ledger may have counted it all the same, and a lease that is busy for ever is never reclaimed.
+            self.end_use(use_id)
+            raise
 
     def end_use(self, use_id: str) -> None:
         """Be no longer busy. Told in the background, and again after the ledger was away."""
