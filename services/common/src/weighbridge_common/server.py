@@ -31,6 +31,7 @@ from weighbridge_common.errors import ErrorInterceptor
 from weighbridge_common.handlers import AnyHandler
 from weighbridge_common.listening import Address, StartError, choose_address, own_socket
 from weighbridge_common.settings import USAGE_EXIT_CODE, ServiceSettings, SettingsError
+from weighbridge_common.tasks import to_its_end
 
 START_FAILED_EXIT_CODE = 1
 
@@ -174,7 +175,8 @@ async def start_server(
                 [*context.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
             )
             port = _bind(server, address)
-            await _start_whole(server)
+            # A start that is cancelled in its midst leaves a server whose stop fails (InvalidStateError, grpcio 1.85).
+            await to_its_end(server.start())
         except BaseException:
             context.stopping.set()
             await server.stop(None)
@@ -182,17 +184,6 @@ async def start_server(
                 await built.aclose()
             raise
         return RunningServer(context, address.target(port), health_servicer, built, place.pop_all())
-
-
-async def _start_whole(server: grpc.aio.Server) -> None:
-    # A start that is cancelled in its midst leaves a server whose stop fails (InvalidStateError, grpcio 1.85), and it
-    # takes milliseconds: so it ends before the cancellation goes on.
-    starting = asyncio.ensure_future(server.start())
-    try:
-        await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await asyncio.wait({starting})
-        raise
 
 
 def run_service(settings: ServiceSettings, name: str, build: Build) -> NoReturn:

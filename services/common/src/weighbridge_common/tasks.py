@@ -1,12 +1,14 @@
 """Background tasks that somebody owns: none is lost, none fails unseen, none outlives its owner."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
 from weighbridge_common.logs import describe_error
+
+T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +36,17 @@ class TaskOwner:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("background_task_failed", task=task.get_name(), **describe_error(error))
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """Await ``work``, also when cancelled: the cancellation goes on when it has ended. For short work that must not be
+    left half done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 async def cancel_and_wait(task: asyncio.Task[Any]) -> None:

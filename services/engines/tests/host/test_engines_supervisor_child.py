@@ -3,11 +3,13 @@
 # ruff: noqa: ASYNC220 # the tests are about processes
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 from host_fakes import eventually, kill, process_exists
@@ -284,7 +286,7 @@ async def test_orphans_of_a_dead_service_are_ended_by_identity(tmp_path):
         reused = processes.ProcessIdentity(
             other.pid, identity.start_time - 100, identity.boot_id, identity.pid_namespace
         )
-        ProcessRecord(path, owner).write([identity, reused])
+        await ProcessRecord(path, owner).write([identity, reused])
         mine = ProcessRecord(path, processes.current())
         assert await mine.reap() == 1
         assert not process_exists(orphan.pid)
@@ -301,10 +303,31 @@ async def test_what_a_living_service_recorded_is_left_alone(tmp_path):
     path = tmp_path / "engine.processes.json"
     me = processes.current()
     parent = processes.identify(os.getppid())
-    ProcessRecord(path, parent).write([me])
+    await ProcessRecord(path, parent).write([me])
     killed = []
     assert await ProcessRecord(path, me).reap(kill=killed.append) == 0
     assert killed == []
+
+
+async def test_a_slow_disk_stops_nothing_but_its_own_record_which_is_whole_even_when_cancelled(tmp_path, monkeypatch):
+    path = tmp_path / "engine.processes.json"
+    syncing, synced, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(descriptor):
+        syncing.set()
+        assert synced.wait(10), "the event loop went on meanwhile"
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    writing = asyncio.create_task(ProcessRecord(path, processes.current()).write([processes.current()]))
+    await eventually(syncing.is_set)
+    writing.cancel()
+    await asyncio.sleep(0)
+    assert not writing.done()
+    synced.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert json.loads(path.read_text())["children"][0]["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 2, "owner": {}, "children": []}'])

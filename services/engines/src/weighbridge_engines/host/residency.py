@@ -189,7 +189,7 @@ class Residency:
         self._watch(self._watch_child(child), "child")
         self._watch(self._watch_output(child), "output")
         try:
-            around.record.write(child.identities)
+            await around.record.write(child.identities)
         except OSError as error:
             raise failures.run_dir_unusable("cannot record the engine's process", error) from error
         try:

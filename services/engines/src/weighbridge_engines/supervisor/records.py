@@ -4,6 +4,7 @@ The guard ends an engine whose service died. This is for the day on which the gu
 are found by their recorded identity, never by name, and never while the service that recorded them lives.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import structlog
 from weighbridge_common import processes
 from weighbridge_common.processes import ProcessIdentity
+from weighbridge_common.tasks import to_its_end
 
 from weighbridge_engines.supervisor.readiness import until_gone
 
@@ -39,12 +41,18 @@ class ProcessRecord:
         self._path = path
         self._owner = owner
 
-    def write(self, children: Iterable[ProcessIdentity]) -> None:
+    async def write(self, children: Iterable[ProcessIdentity]) -> None:
         """Record ``children``; on disk when this returns.
+
+        In a thread, because a busy disk may take seconds to sync. Cancelled, it ends first: the next one to write, or
+        to clear, must not meet it.
 
         Raises:
             OSError: it cannot be written.
         """
+        await to_its_end(asyncio.to_thread(self._write, tuple(children)))
+
+    def _write(self, children: tuple[ProcessIdentity, ...]) -> None:
         content = {
             "version": FORMAT_VERSION,
             "owner": asdict(self._owner),
