@@ -135,6 +135,25 @@ async def test_a_killed_guard_takes_the_engines_children_along(tmp_path):
     await eventually(lambda: not process_exists(grandchild))
 
 
+async def test_a_stray_that_outlives_a_killed_guard_holds_no_pipe_of_the_service_open(tmp_path):
+    code = textwrap.dedent(
+        f"""
+        import subprocess, sys
+        p = subprocess.Popen([sys.executable, '-S', '-c', {DEAF!r}], start_new_session=True)
+        print(p.pid, flush=True)
+        p.wait()
+        """
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    child, log = await started(code, tmp_path)
+    stray = int(log.tail(9)[0].text)
+    kill(child.guard.pid)
+    await child.wait()
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert process_exists(stray)
+    kill(stray)
+
+
 async def test_a_stopped_guard_cannot_keep_an_engine_alive(tmp_path):
     child, _ = await started(DEAF, tmp_path)
     kill(child.guard.pid, signal.SIGSTOP)

@@ -94,6 +94,7 @@ class Child:
         self._opened_s = time.monotonic()
         self._oom_kills_before = cgroup.oom_kills()
         self._pumps: list[asyncio.Task[None]] = []
+        self._pipes: list[asyncio.ReadTransport] = []
         self._finishing: asyncio.Task[None] | None = None
 
     @property
@@ -153,7 +154,9 @@ class Child:
         threading.Thread(target=self._wait_for_guard, name=f"wait-{self.spec.name}", daemon=True).start()
         for name, stream in streams.items():
             reader = asyncio.StreamReader()
-            await self._loop.connect_read_pipe(functools.partial(asyncio.StreamReaderProtocol, reader), stream)
+            protocol = functools.partial(asyncio.StreamReaderProtocol, reader)
+            transport, _ = await self._loop.connect_read_pipe(protocol, stream)
+            self._pipes.append(transport)
             pump = self._pump_report(reader) if name == "report" else self._pump_output(reader, name == "stderr")
             self._pumps.append(asyncio.create_task(pump, name=f"{self.spec.name}-{name}"))
         guard = processes.identify(self._popen.pid)
@@ -189,6 +192,8 @@ class Child:
                 self._kill_engine()
         for pump in self._pumps:
             pump.cancel()
+        for pipe in self._pipes:
+            pipe.close()  # a stray that outlived a killed guard may hold the other end for ever
         self._cut_lifeline()
         if not self._held.done():
             self._held.set_exception(SpawnError(f"The guard of {self.spec.name} ended with {guard_code}."))
