@@ -4,7 +4,7 @@ import grpc
 from weighbridge_common import processes
 from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
-from weighbridge_proto.memory.v1 import machine_pb2, process_pb2, requirement_pb2
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 LEDGER_UNREACHABLE = "LEDGER_UNREACHABLE"
 # Enough for a percentile; the ledger answers the latest ones first.
@@ -44,13 +44,8 @@ class LedgerClient:
         self, claim: requirement_pb2.Claim, purpose: lease_pb2.Purpose
     ) -> ledger_service_pb2.AdmitPreview:
         """How a claim would fare against the leases of this moment. Raises RequestError."""
-        here = processes.current()
-        process = process_pb2.ProcessIdentity(
-            pid=here.pid, start_time=here.start_time, boot_id=here.boot_id, pid_namespace=here.pid_namespace
-        )
-        request = ledger_service_pb2.AdmitRequest(
-            holder=lease_pb2.Holder(name="fit", process=process), purpose=purpose, claim=claim, validate_only=True
-        )
+        holder = lease_pb2.Holder(name="fit", process=processes.current().to_message())
+        request = ledger_service_pb2.AdmitRequest(holder=holder, purpose=purpose, claim=claim, validate_only=True)
         call = self._stub.Admit(request, timeout=self._timeout_s)
         try:
             async for response in call:

@@ -3,7 +3,6 @@
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 
 from weighbridge_engines.host.engine_host import EngineHost
-from weighbridge_engines.host.ledger import identity_message
 from weighbridge_engines.host.residency import Residency
 from weighbridge_engines.host.states import ResidencyState
 
@@ -40,7 +39,7 @@ def describe_model(residency: Residency) -> engine_pb.LoadedModel:
         lease=residency.hold.lease,
     )
     if residency.child is not None:
-        model.process.CopyFrom(identity_message(residency.child.engine))
+        model.process.CopyFrom(residency.child.engine.to_message())
     if residency.footprint is not None and (observed := residency.footprint.message()) is not None:
         model.observed.CopyFrom(observed)
     model.ready_time.FromNanoseconds(round(residency.ready_wall_s * 1e9))

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
-from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
-from weighbridge_proto.memory.v1 import process_pb2
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
@@ -29,16 +27,6 @@ class ClaimTerms:
     priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED
     pinned: bool = False
     max_wait_s: float | None = None
-
-
-def identity_message(identity: ProcessIdentity) -> process_pb2.ProcessIdentity:
-    """The identity as the contracts carry it."""
-    return process_pb2.ProcessIdentity(
-        pid=identity.pid,
-        start_time=identity.start_time,
-        boot_id=identity.boot_id,
-        pid_namespace=identity.pid_namespace,
-    )
 
 
 class LedgerGateway:

@@ -22,7 +22,6 @@ from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge
 from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
 from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
-from weighbridge_engines.host.ledger import identity_message
 from weighbridge_engines.host.occupancy import Occupancy
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
 from weighbridge_engines.host.requests import RequestQueue
@@ -193,7 +192,7 @@ class Residency:
         except OSError as error:
             raise failures.run_dir_unusable("cannot record the engine's process", error) from error
         try:
-            await self.hold.record_processes([identity_message(identity) for identity in child.identities])
+            await self.hold.record_processes([identity.to_message() for identity in child.identities])
         except LeaseEndingError:
             raise _lease_over() from None
         self._watch(self._watch_footprint(self.footprint), "footprint")

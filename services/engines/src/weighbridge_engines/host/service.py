@@ -19,7 +19,7 @@ from weighbridge_engines.host.engine_host import EngineHost
 from weighbridge_engines.host.footprint import Probe
 from weighbridge_engines.host.kind import Kind
 from weighbridge_engines.host.lease import LeasePolicy
-from weighbridge_engines.host.ledger import LedgerGateway, identity_message
+from weighbridge_engines.host.ledger import LedgerGateway
 from weighbridge_engines.host.plans import Planner
 from weighbridge_engines.host.residency import ResidencyPolicy, Surroundings
 from weighbridge_engines.host.servicers import ChatServicer, EngineServicer, NoImages
@@ -83,7 +83,7 @@ async def build_engine_service(
             fences_itself=fences == "on" or (fences == "auto" and not ledger_target.startswith("unix:")),
         )
         holder = lease_pb2.Holder(
-            name=context.name, process=identity_message(me), memory_limit_bytes=cgroup.memory_limit_bytes() or 0
+            name=context.name, process=me.to_message(), memory_limit_bytes=cgroup.memory_limit_bytes() or 0
         )
         around = Surroundings(
             kind=kind,
