@@ -1,6 +1,10 @@
 """The client library against fake servicers on real sockets."""
 
 import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +148,24 @@ def test_the_blocking_facade_does_the_same(fake_suite: Any) -> None:
         with pytest.raises(CallError, match="BROKEN"):
             suite.capacity()
     suite.close()
+
+
+def test_an_interrupted_stream_is_closed_before_the_interrupt_goes_on(run_dir: Path) -> None:
+    let_go = threading.Event()
+
+    class SlowToEnd:
+        async def chat(self, request: chat_service_pb2.ChatRequest) -> AsyncIterator[chat_service_pb2.ChatResponse]:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, while the caller waits for the first event
+                await asyncio.Event().wait()
+                yield chat_service_pb2.ChatResponse()
+            finally:
+                for _ in range(5):  # letting go of a connection takes some steps of the loop
+                    await asyncio.sleep(0)
+                let_go.set()
+
+    with SyncSuite() as suite:
+        suite._suite.engine = lambda kind: SlowToEnd()  # type: ignore[assignment,method-assign,return-value]
+        with pytest.raises(KeyboardInterrupt):
+            list(suite.chat("mlx", chat_service_pb2.ChatRequest()))
+        assert let_go.is_set()

@@ -101,7 +101,9 @@ class SyncSuite:
         try:
             return running.result()
         except BaseException:
-            running.cancel()
+            if running.cancel():
+                # Its task ends some steps of the loop later, and a stream cannot be closed before.
+                asyncio.run_coroutine_threadsafe(_ended(call), self._loop).result()
             raise
 
     def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
@@ -114,6 +116,13 @@ class SyncSuite:
                     return
         finally:
             self._wait(stream.aclose())
+
+
+async def _ended(call: Coroutine[Any, Any, Any]) -> None:
+    """Return when the task that runs ``call`` has ended."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_coro() is call]
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:
