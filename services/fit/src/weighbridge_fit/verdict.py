@@ -12,6 +12,11 @@ from weighbridge_fit.capacity import Capacity, Ceiling
 from weighbridge_fit.lines import Range, Requirement
 
 
+SMALLEST_REQUANTISATION = 0.1
+"""From 16 bits to the fewest that any format of today stores (under 2) is about a tenth: below that only another model
+helps."""
+
+
 class Verdict(Enum):
     """The answer. UNKNOWN blocks nothing."""
 
@@ -77,10 +82,10 @@ def help_for(requirement: Requirement, capacity: Capacity, weight_bytes: int, sm
         advice.append(f"A context of {smaller_context:,} tokens runs here.")
     elif weight_bytes > ceiling.effective:
         share = ceiling.effective / weight_bytes
-        advice.append(
-            f"The weights alone are {format_gib(weight_bytes)}: choose a quantisation of at most {share:.0%} of "
-            "their size, or a smaller model."
-        )
+        choose = "choose a smaller model."
+        if share >= SMALLEST_REQUANTISATION:
+            choose = f"choose a quantisation of at most {share:.0%} of their size, or a smaller model."
+        advice.append(f"The weights alone are {format_gib(weight_bytes)}: {choose}")
     else:
         advice.append("No context is small enough: choose a smaller quantisation or a smaller model.")
     if ceiling.limited and requirement.total.low <= ceiling.automatic:
