@@ -166,6 +166,12 @@ def test_help_for_weights_that_can_never_fit_names_a_quantisation() -> None:
     assert any("quantisation" in words and "50%" in words for words in made.assessment.help)
 
 
+def test_help_for_weights_far_too_large_does_not_name_a_quantisation_that_nobody_has() -> None:
+    made = answer(MODEL, MlxRequest(), machine(GIB // 50))
+    assert any("smaller model" in words for words in made.assessment.help)
+    assert not any("quantisation" in words for words in made.assessment.help)
+
+
 def test_help_mentions_a_limit_that_is_in_the_way() -> None:
     made = answer(MODEL, MlxRequest(), machine(64 * GIB, limit=GIB))
     assert made.assessment.reason_code == "EXCEEDS_LIMIT"
