@@ -24,7 +24,11 @@ class HeaderReader:
         """The facts of a resolved path. Raises `WeightError`. Cancelled, it stops reading at the next file."""
         gone = threading.Event()
         async with self._turns:
+            reading = asyncio.ensure_future(asyncio.to_thread(describe, path, self._root.contains, gone.is_set))
             try:
-                return await asyncio.to_thread(describe, path, self._root.contains, gone.is_set)
-            finally:
+                return await asyncio.shield(reading)
+            except asyncio.CancelledError:
                 gone.set()
+                # The turn ends with the thread: else callers who give up soon would fill every thread there is.
+                await asyncio.gather(reading, return_exceptions=True)
+                raise
