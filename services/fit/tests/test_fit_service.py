@@ -306,6 +306,29 @@ async def test_a_model_that_cannot_be_priced_is_guessed_and_never_blocked(
     assert plan.resolved_path == str(path)
 
 
+@pytest.mark.parametrize("reference", ["large", "large/model.safetensors"])
+async def test_a_header_too_large_to_be_read_is_unknown_and_blocks_nothing(
+    fit: Any, ledger: FakeLedger, model: Path, reference: str
+) -> None:
+    folder = model.parent / "large"
+    folder.mkdir()
+    header = b"{}".ljust(9 << 20)
+    size = 8 + len(header)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=at(reference), workload=chat()))
+    assert (plan.assessment.verdict, plan.assessment.reason_code) == (
+        requirement_pb2.VERDICT_UNKNOWN,
+        "HEADER_TOO_LARGE",
+    )
+    assert plan.requirement.total.expected_bytes == size * 110 // 100 + GIB
+    assert not plan.HasField("launch")
+    named = pb.PlanModelRequest(model=at(reference), workload=chat(), engine_kind=plan_pb2.ENGINE_KIND_MLX)
+    assert (await refusal(fit.PlanModel(named))).reason == "HEADER_TOO_LARGE"
+    assert (await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at(reference))))).reason == (
+        "HEADER_TOO_LARGE"
+    )
+
+
 async def test_a_guess_is_held_against_the_leases_of_this_moment_too(fit: Any, ledger: FakeLedger, model: Path) -> None:
     (model / "config.json").write_text("{}")
     plan = await fit.PlanModel(pb.PlanModelRequest(model=TINY, check_current_leases=True))

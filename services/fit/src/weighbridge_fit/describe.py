@@ -38,16 +38,43 @@ def describe(path: Path, admit: Opener, stopped: Callable[[], bool] = lambda: Fa
     return _describe_file(path, admit, stopped)
 
 
-def _describe_file(path: Path, admit: Opener, stopped: Callable[[], bool]) -> WeightFacts:
-    format = _format_of(path)
-    parts = split_parts(path) if format is WeightFormat.GGUF else [path]
+def describe_unread(path: Path, admit: Opener) -> WeightFacts:
+    """Name and size of a model whose headers are too large to be read: enough for a guess, and no more.
+
+    Raises `WeightError`.
+    """
+    files = loaded_files(path, admit)[0] if path.is_dir() else _files_of(path, _format_of(path), admit)
+    size = 0
+    for file in files:
+        with open_regular(file.path) as opened:
+            size += opened.size
+    return WeightFacts(
+        name=as_text(path.name),
+        format=WeightFormat.UNKNOWN,
+        file_bytes=size,
+        tensor_bytes=0,
+        tensor_count=0,
+        element_count=0,
+        largest_tensor_bytes=0,
+        precisions=(),
+        components=(),
+    )
+
+
+def _files_of(path: Path, format: WeightFormat, admit: Opener) -> list[LoadedFile]:
+    """A single file, or all parts of a split one."""
     files = []
-    for part in parts:
+    for part in split_parts(path) if format is WeightFormat.GGUF else [path]:
         real = admit(part)
         if real is None:
             raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=part.name)
         files.append(LoadedFile(real, as_text(part.name), ""))
-    read = _read_all(files, stopped)
+    return files
+
+
+def _describe_file(path: Path, admit: Opener, stopped: Callable[[], bool]) -> WeightFacts:
+    format = _format_of(path)
+    read = _read_all(_files_of(path, format, admit), stopped)
     if format is WeightFormat.GGUF:
         return _gguf_facts(as_text(path.name), read)
     labelled = label(read, lambda file, tensor: Component.MODEL)

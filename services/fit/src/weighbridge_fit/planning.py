@@ -57,11 +57,11 @@ def answer(facts: WeightFacts, request: MlxRequest, capacity: Capacity, observed
     return Answer(made, needed, assessment, claim_for(needed, capacity, assessment.verdict), source)
 
 
-def guess(facts: WeightFacts, capacity: Capacity, why: str) -> Guess:
-    """Verdict UNKNOWN and a claim that the empty machine grants. `why` is the sentence of the plan that failed."""
+def guess(facts: WeightFacts, capacity: Capacity, why: str, reason_code: str = "NOT_PRICED") -> Guess:
+    """Verdict UNKNOWN and a claim that the empty machine grants. `why` is a sentence: what stood against a price."""
     needed = unpriced.guess(facts)
     reason = f"Its price is not known: {format_gib(needed.total.expected)} is a guess from the size of its files."
-    assessment = Assessment(Verdict.UNKNOWN, "NOT_PRICED", reason)
+    assessment = Assessment(Verdict.UNKNOWN, reason_code, reason)
     note = Note("NOT_PRICED", f"{why} It can be looked at, not run.")
     return Guess(needed, assessment, claim_for(needed, capacity, Verdict.UNKNOWN), note)
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from weighbridge_fit.describe import describe
+from weighbridge_fit.describe import describe, describe_unread
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.models_root import ModelsRoot
 
@@ -32,3 +32,8 @@ class HeaderReader:
                 # The turn ends with the thread: else callers who give up soon would fill every thread there is.
                 await asyncio.gather(reading, return_exceptions=True)
                 raise
+
+    async def size(self, path: Path) -> WeightFacts:
+        """Name and size alone, of a resolved path whose headers are too large. Raises `WeightError`."""
+        async with self._turns:
+            return await asyncio.to_thread(describe_unread, path, self._root.contains)

@@ -24,13 +24,14 @@ from weighbridge_fit.plans.mlx_options import MlxRequest
 from weighbridge_fit.reading import HeaderReader
 
 NOT_YET_IMPLEMENTED = "NOT_YET_IMPLEMENTED"
+HEADER_TOO_LARGE = WeightReason.HEADER_TOO_LARGE.value
 
 # Choices that the contract has and that no plan of this version honours: refused, so that nobody is priced without
 # them.
 _UNPLANNED_OPTIONS = frozenset({"adapters", "draft_model", "prompt_cache_bytes", "split_lane"})
 
 _REASONS = {
-    WeightReason.HEADER_TOO_LARGE: "HEADER_TOO_LARGE",
+    WeightReason.HEADER_TOO_LARGE: HEADER_TOO_LARGE,
     WeightReason.CONFIG_INVALID: "MALFORMED_CONFIG",
     WeightReason.UNKNOWN_FORMAT: "UNSUPPORTED_FORMAT",
     WeightReason.UNSUPPORTED_VERSION: "UNSUPPORTED_FORMAT",
@@ -63,23 +64,48 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     async def PlanModel(self, request: pb.PlanModelRequest, context: AnyContext) -> pb.PlanModelResponse:
         """See the contract."""
         _check_engine(request.engine_kind, request.workload, request.options)
-        facts, path = await self._facts(request.model)
-        what_if = _what_if(request)
-        capacity = await self._ledger.capacity(what_if)
-        asked = messages.mlx_request_from(request.workload, request.options)
         # Whoever names MLX wants to launch it and must be refused; whoever asks in general gets a guess.
         mlx_meant = request.engine_kind == plan_pb2.ENGINE_KIND_MLX or request.options.HasField("mlx")
+        what_if = _what_if(request)
         try:
-            response = await self._planned(
-                facts, path, asked, capacity, request.engine_build, own_machine=what_if is None
-            )
-        except PlanError as error:
-            if mlx_meant or error.reason != UNSUPPORTED_ARCHITECTURE:
-                raise _plan_refused(error) from error
-            response = _guessed(facts, path, capacity, error.message)
+            facts, path = await self._facts(request.model)
+        except RequestError as error:
+            if mlx_meant or error.failure.reason != HEADER_TOO_LARGE:
+                raise
+            response = await self._guessed_by_size(request.model.path, what_if, error.failure.message)
+        else:
+            response = await self._planned_or_guessed(request, facts, path, what_if, mlx_meant)
         if request.check_current_leases and what_if is None:
             await self._add_availability(response, request.engine_build)
         return response
+
+    async def _planned_or_guessed(
+        self,
+        request: pb.PlanModelRequest,
+        facts: WeightFacts,
+        path: str,
+        what_if: machine_pb2.Machine | None,
+        mlx_meant: bool,
+    ) -> pb.PlanModelResponse:
+        capacity = await self._ledger.capacity(what_if)
+        asked = messages.mlx_request_from(request.workload, request.options)
+        try:
+            return await self._planned(facts, path, asked, capacity, request.engine_build, own_machine=what_if is None)
+        except PlanError as error:
+            if mlx_meant or error.reason != UNSUPPORTED_ARCHITECTURE:
+                raise _plan_refused(error) from error
+            return _guessed(facts, path, capacity, error.message)
+
+    async def _guessed_by_size(
+        self, reference: str, what_if: machine_pb2.Machine | None, why: str
+    ) -> pb.PlanModelResponse:
+        """For headers beyond what is read: unknown is an answer, and blocks nothing."""
+        path = await self._reader.resolve(reference)
+        try:
+            facts = await self._reader.size(path)
+        except WeightError as error:
+            raise _malformed(error) from error
+        return _guessed(facts, str(path), await self._ledger.capacity(what_if), why, HEADER_TOO_LARGE)
 
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
@@ -219,9 +245,11 @@ def _response(
     return response
 
 
-def _guessed(facts: WeightFacts, path: str, capacity: machine_pb2.Capacity, why: str) -> pb.PlanModelResponse:
+def _guessed(
+    facts: WeightFacts, path: str, capacity: machine_pb2.Capacity, why: str, reason_code: str = "NOT_PRICED"
+) -> pb.PlanModelResponse:
     """The answer for a model that no law prices: no launch, no shape, and a verdict that blocks nothing."""
-    made = guess(facts, messages.capacity_from(capacity), why)
+    made = guess(facts, messages.capacity_from(capacity), why, reason_code)
     return pb.PlanModelResponse(
         requirement=messages.requirement_message(made.requirement),
         assessment=messages.assessment_message(made.assessment),

@@ -11,7 +11,6 @@ from weighbridge_common.sizes import format_gib
 from weighbridge_fit.capacity import Capacity, Ceiling
 from weighbridge_fit.lines import Range, Requirement
 
-
 SMALLEST_REQUANTISATION = 0.1
 """From 16 bits to the fewest that any format of today stores (under 2) is about a tenth: below that only another model
 helps."""
