@@ -1,6 +1,7 @@
 """`up` and `chat` as processes under signals."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from weighbridge.supervision.budget import FIRST_DELAY_S
 from weighbridge_proto.engines.v1.chat_service_pb2 import ChatRequest
 
 TESTS = Path(__file__).parent
@@ -56,6 +58,74 @@ def test_a_signal_stops_everything_in_order(run_dir: Path, number: signal.Signal
     assert process.wait(60) == 0
     assert (run_dir / "stopped.txt").read_text().split() == ["engine-mlx", "fit", "ledger"]
     assert not any(child.is_running() for child in children)
+    assert [path.name for path in run_dir.iterdir() if path.suffix in (".sock", ".lock")] == []
+
+
+def test_events_are_one_json_object_per_line(run_dir: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", UP, "up", "--json"],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+
+    def event() -> Any:
+        return json.loads(process.stdout.readline())  # type: ignore[union-attr] # asserted above
+
+    def ready(name: str) -> dict[str, str]:
+        return {"service": name, "state": "ready", "target": f"unix:{run_dir / name}.sock"}
+
+    assert [event() for _ in range(3)] == [ready("ledger"), ready("fit"), ready("engine-mlx")]
+    assert event() == {"state": "up", "run_dir": str(run_dir)}
+
+    (fit,) = (child for child in psutil.Process(process.pid).children() if child.cmdline()[-1] == "fit")
+    fit.kill()
+    ended = event()
+    assert ended.pop("restart_in_s") == FIRST_DELAY_S
+    assert ended == {"service": "fit", "state": "ended", "reason": "was killed by SIGKILL"}
+    assert event() == ready("fit")
+
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [json.loads(line) for line in rest.splitlines()] == [{"state": "stopped"}]
+    assert "ready" not in errors
+    assert "The suite is up" not in errors
+
+
+def test_the_last_event_says_why_the_suite_stopped(run_dir: Path) -> None:
+    dying = UP.replace('"client_fake_service", name)', '"client_fake_service", name, "dies")')
+    done = subprocess.run(
+        [sys.executable, "-c", dying, "up", "--json"],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    (stopped,) = (json.loads(line) for line in done.stdout.splitlines())
+    assert stopped.pop("reason").startswith("The service ledger ended with exit code 7.")
+    assert stopped == {"state": "stopped"}
+    assert "The service ledger ended with exit code 7." in done.stderr
+
+
+def test_the_suite_ends_with_the_reader_of_its_events(run_dir: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", UP, "up", "--json"],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    assert process.wait(60) == 1
+    assert "Traceback" not in errors
     assert [path.name for path in run_dir.iterdir() if path.suffix in (".sock", ".lock")] == []
 
 

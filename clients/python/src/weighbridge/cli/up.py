@@ -9,13 +9,13 @@ import click
 from weighbridge_proto import targets
 
 from weighbridge import interrupts
-from weighbridge.cli.output import say
+from weighbridge.cli.output import print_json, say
 from weighbridge.cli.running import CommandError, run_command
 from weighbridge.failures import ExitCode
 from weighbridge.supervision.lock import SuiteRunningError
 from weighbridge.supervision.process import WRONG_SETTINGS, StartFailedError
 from weighbridge.supervision.services import ENGINE_KINDS, MissingServiceError, ServiceSpec, suite_services
-from weighbridge.supervision.suite import RunningSuite, SuiteBrokenError
+from weighbridge.supervision.suite import RunningSuite, ServiceEvent, ServiceReady, SuiteBrokenError
 
 MODELS_ROOT_VARIABLE = "WEIGHBRIDGE_FIT_MODELS_ROOT"
 
@@ -28,7 +28,8 @@ MODELS_ROOT_VARIABLE = "WEIGHBRIDGE_FIT_MODELS_ROOT"
     help="Folder that models must be under. Default: everything that you may read.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show what the services print, instead of keeping it in log files.")
-def up(engines: str, models_root: Path | None, verbose: bool) -> None:
+@click.option("--json", "json_output", is_flag=True, help="Print what happens as JSON, one object per line.")
+def up(engines: str, models_root: Path | None, verbose: bool, json_output: bool) -> None:
     """Start the whole suite and keep it up. Ctrl-C stops it, a second Ctrl-C at once."""
     kinds = [kind.strip() for kind in engines.split(",") if kind.strip()]
     for kind in kinds:
@@ -43,10 +44,10 @@ def up(engines: str, models_root: Path | None, verbose: bool) -> None:
         except MissingServiceError as missing:
             raise CommandError(str(missing)) from None
         environ = suite_environment(os.environ, models_root)
-        return await keep_up(services, targets.run_dir(), environ, verbose=verbose)
+        return await keep_up(services, targets.run_dir(), environ, verbose=verbose, json_output=json_output)
 
     # No span: it would last as long as the suite.
-    run_command("up", body, json_output=False, traced=False)
+    run_command("up", body, json_output=json_output, traced=False)
 
 
 def suite_environment(environ: Mapping[str, str], models_root: Path | None = None) -> dict[str, str]:
@@ -63,15 +64,25 @@ def suite_environment(environ: Mapping[str, str], models_root: Path | None = Non
 
 
 async def keep_up(
-    services: Sequence[ServiceSpec], run_dir: Path, environ: Mapping[str, str], *, verbose: bool = False
+    services: Sequence[ServiceSpec],
+    run_dir: Path,
+    environ: Mapping[str, str],
+    *,
+    verbose: bool = False,
+    json_output: bool = False,
 ) -> ExitCode:
-    """Run ``services`` until a signal, and stop them; a second signal kills what still runs."""
+    """Run ``services`` until a signal, and stop them; a second signal kills what still runs.
+
+    ``json_output``: what happens goes to standard output, one JSON object per line, instead of to people.
+    """
+    on_event = _print_event if json_output else None
     try:
-        suite = RunningSuite(services, run_dir, environ, say, verbose=verbose)
+        suite = RunningSuite(services, run_dir, environ, say, on_event=on_event, verbose=verbose)
     except ValueError as wrong:  # the run folder's path is too long for sockets
         raise CommandError(str(wrong)) from None
-    running = asyncio.create_task(_start_and_supervise(suite, run_dir))
+    running = asyncio.create_task(_start_and_supervise(suite, json_output=json_output))
     signals = 0
+    reason = ""
 
     def on_signal() -> None:
         nonlocal signals
@@ -91,9 +102,15 @@ async def keep_up(
         if not running.cancelled():
             running.result()
     except StartFailedError as failed:
+        reason = str(failed)
         code = ExitCode.USAGE if failed.status == WRONG_SETTINGS else ExitCode.FAILED
         raise CommandError(str(failed), code) from None
-    except (SuiteRunningError, SuiteBrokenError) as failed:
+    except SuiteBrokenError as failed:
+        reason = str(failed)
+        raise CommandError(reason) from None
+    except BrokenPipeError:
+        raise  # who read the events is gone: so is the suite that was started for them
+    except SuiteRunningError as failed:
         raise CommandError(str(failed)) from None
     except OSError as failed:
         raise CommandError(f"The suite cannot run in {run_dir}: {failed}") from None
@@ -101,11 +118,27 @@ async def keep_up(
         await suite.stop()
         for number in watched:
             loop.remove_signal_handler(number)
-    say("Stopped.")
+        if json_output and reason:
+            print_json({"state": "stopped", "reason": reason}, one_line=True)
+    if json_output:
+        print_json({"state": "stopped"}, one_line=True)
+    else:
+        say("Stopped.")
     return ExitCode.DONE
 
 
-async def _start_and_supervise(suite: RunningSuite, run_dir: Path) -> None:
+def _print_event(event: ServiceEvent) -> None:
+    if isinstance(event, ServiceReady):
+        print_json({"service": event.service, "state": "ready", "target": event.target}, one_line=True)
+    else:
+        ended = {"service": event.service, "state": "ended", "reason": event.reason}
+        print_json({**ended, "restart_in_s": round(event.restart_in_s, 3)}, one_line=True)
+
+
+async def _start_and_supervise(suite: RunningSuite, *, json_output: bool) -> None:
     await suite.start()
-    say(f"The suite is up in {run_dir}. Ctrl-C stops it.")
+    if json_output:
+        print_json({"state": "up", "run_dir": str(suite.run_dir)}, one_line=True)
+    else:
+        say(f"The suite is up in {suite.run_dir}. Ctrl-C stops it.")
     await suite.supervise()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,32 @@ class SuiteBrokenError(Exception):
     """A service died again and again; the suite cannot go on."""
 
 
+@dataclass(frozen=True)
+class ServiceReady:
+    """A service serves at ``target``, for the first time or again."""
+
+    service: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.service:<11} ready  {self.target}"
+
+
+@dataclass(frozen=True)
+class ServiceEnded:
+    """A service ended by itself, ``reason`` in words that follow its name. It is started again in ``restart_in_s``."""
+
+    service: str
+    reason: str
+    restart_in_s: float
+
+    def __str__(self) -> str:
+        return f"{self.service:<11} {self.reason}; starting it again in {self.restart_in_s:.1f} s"
+
+
+ServiceEvent = ServiceReady | ServiceEnded
+
+
 class RunningSuite:
     """The processes of one suite in one run folder.
 
@@ -39,6 +66,7 @@ class RunningSuite:
         run_dir: the run folder; made with access for this user alone.
         environ: environment of the services; the run folder is put into it.
         print_line: where lines for people go.
+        on_event: where what happens to the services goes; by default to ``print_line``, in words.
         verbose: services print to ``print_line`` instead of to files in the run folder.
         start_timeout_s: how long each service may take to serve.
         clock: a steady clock in seconds.
@@ -52,6 +80,7 @@ class RunningSuite:
         environ: Mapping[str, str],
         print_line: Callable[[str], None],
         *,
+        on_event: Callable[[ServiceEvent], None] | None = None,
         verbose: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -59,7 +88,7 @@ class RunningSuite:
     ) -> None:
         self.run_dir = run_dir
         self.environ = {**environ, "WEIGHBRIDGE_RUN_DIR": str(run_dir), "PYTHONUNBUFFERED": "1"}
-        self._print_line = print_line
+        self._on_event = on_event or (lambda event: print_line(str(event)))
         self._start_timeout_s = start_timeout_s
         self._clock = clock
         self._budget = budget
@@ -146,7 +175,7 @@ class RunningSuite:
         # as long as it needs them to give its memory back.
         later = (other for other in self.processes if other.spec.stop_rank > process.spec.stop_rank)
         await process.start(self._start_timeout_s, [other.lifeline for other in later if other.lifeline is not None])
-        self._print_line(f"{process.spec.name:<11} ready  {process.target}")
+        self._on_event(ServiceReady(process.spec.name, process.target))
 
     async def _stop_one(self, process: ServiceProcess) -> None:
         await process.stop(grace_s=0 if self._forced.is_set() else STOP_GRACE_S)
@@ -160,7 +189,7 @@ class RunningSuite:
                 delay_s = budget.delay_after_death(self._clock())
                 if delay_s is None:
                     raise SuiteBrokenError(f"The service {name} {why}, too often within a minute. The suite stops.")
-                self._print_line(f"{name:<11} {why}; starting it again in {delay_s:.1f} s")
+                self._on_event(ServiceEnded(name, why, delay_s))
                 await asyncio.sleep(delay_s)
                 try:
                     await self._start_one(process)
