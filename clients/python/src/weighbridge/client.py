@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,7 +189,7 @@ class Suite:
         leases: list[lease_pb2.Lease] = []
         token = ""
         while True:
-            response = await self._call("ledger", lambda at=token: page(at))  # type: ignore[misc]
+            response = await self._call("ledger", partial(page, token))
             leases.extend(response.leases)
             token = response.next_page_token
             if not token:

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from weighbridge_proto.fit.v1 import plan_pb2
 
 ENGINES = ("mlx", "sd", "ds4", "generic")
@@ -63,8 +64,8 @@ def _owner(name: str, engine: str | None) -> str:
     raise ValueError(f"There is no option {name!r}. The options are {valid}.")
 
 
-def _set(message: object, name: str, text: str) -> None:
-    field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]  # type: ignore[attr-defined]
+def _set(message: Message, name: str, text: str) -> None:
+    field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]  # type: ignore[assignment] # or upb's, alike
     value = _value(field, text)
     if field.is_repeated:
         getattr(message, name).append(value)

@@ -31,7 +31,7 @@ AVAILABILITY_WORDS = {
 
 def enum_word(enum: object, value: int, prefix: str) -> str:
     """An enum value in words of people: ``VERDICT_WONT_RUN`` → ``wont run``."""
-    name = str(enum.Name(value)) if value in enum.values() else str(value)  # type: ignore[attr-defined]
+    name = str(enum.Name(value)) if value in enum.values() else str(value)  # type: ignore[attr-defined] # enums have no public type
     return name.removeprefix(prefix).replace("_", " ").lower()
 
 

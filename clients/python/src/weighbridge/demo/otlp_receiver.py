@@ -25,6 +25,7 @@ class OtlpReceiver:
         self._spans: list[SpanRecord] = []
         self._lock = threading.Lock()
         self._server = grpc.server(ThreadPoolExecutor(max_workers=2, thread_name_prefix="otlp-receiver"))
+        # Ignored by the type checker: the generated code of opentelemetry-proto has no annotations.
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(self), self._server)  # type: ignore[no-untyped-call]
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(), self._server)  # type: ignore[no-untyped-call]
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
