@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kill, kinds, until_event
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
 from weighbridge_proto.engines.v1 import chat_service_pb2
@@ -226,6 +227,7 @@ async def test_a_busy_or_pinned_model_is_not_idle(run_dir):
         call.cancel()
         await eventually(lambda: not suite.host.current.use.stakes)
         await suite.load_all("a", pinned=True)
+        await suite.load_all("a", idle_timeout=Duration(seconds=1))  # another caller, who does not know of the pin
         time_s.advance(1000)
         await asyncio.sleep(0.05)
         engine = await suite.get()

@@ -77,7 +77,9 @@ class Visit:
             residency.use.take(self)
         elif self._wish.idle_timeout_s is not None or self._wish.terms.pinned:
             timeout_s = self._wish.idle_timeout_s
+            # A pin is taken off by unloading alone: who asks for another timeout does not know who else relies on it.
             residency.use.change_idle_terms(
-                self._wish.terms.pinned, residency.use.idle_timeout_s if timeout_s is None else timeout_s or None
+                self._wish.terms.pinned or residency.use.pinned,
+                residency.use.idle_timeout_s if timeout_s is None else timeout_s or None,
             )
         self._host.tell_change()

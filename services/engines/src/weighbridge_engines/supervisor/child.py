@@ -187,7 +187,7 @@ class Child:
         if told is None:
             # The guard was killed. The engine's parent-death signal or the end of its input ends it; we make sure.
             self._kill_engine()
-            while (engine := getattr(self, "engine", None)) is not None and processes.is_alive(engine):
+            while (engine := getattr(self, "engine", None)) is not None and _may_live(engine):
                 await asyncio.sleep(GONE_POLL_S)
                 self._kill_engine()
         for pump in self._pumps:
@@ -302,3 +302,11 @@ async def spawn(spec: ChildSpec, log: RingLog) -> Child:
         await asyncio.shield(child.wait())
         raise
     return child
+
+
+def _may_live(engine: ProcessIdentity) -> bool:
+    """Whether the engine was not seen to be gone. One that cannot be looked at just now (no descriptor left) may live."""
+    try:
+        return processes.is_alive(engine) is True
+    except OSError:
+        return True
