@@ -305,7 +305,7 @@ async def spawn(spec: ChildSpec, log: RingLog) -> Child:
 
 
 def _may_live(engine: ProcessIdentity) -> bool:
-    """Whether the engine was not seen to be gone. One that cannot be looked at just now (no descriptor left) may live."""
+    """Whether the engine was not seen to be gone: one that cannot be looked at (no descriptor left) may live."""
     try:
         return processes.is_alive(engine) is True
     except OSError:
