@@ -3,8 +3,9 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent import futures
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2, weights_pb2
@@ -97,13 +98,15 @@ class SyncSuite:
         return self._iterate(lambda: self._suite.engine(kind).chat(request))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        step = _Step(call)
         try:
-            return running.result()
+            self._loop.call_soon_threadsafe(step.start)
+            return step.outcome.result()
         except BaseException:
-            if running.cancel():
-                # Its task ends some steps of the loop later, and a stream cannot be closed before.
-                asyncio.run_coroutine_threadsafe(_ended(call), self._loop).result()
+            if not step.outcome.done():
+                # An interrupt. The call ends before it goes on: a stream cannot be closed while a step of it runs.
+                self._loop.call_soon_threadsafe(step.stop)
+                futures.wait([step.outcome])
             raise
 
     def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
@@ -118,11 +121,40 @@ class SyncSuite:
             self._wait(stream.aclose())
 
 
-async def _ended(call: Coroutine[Any, Any, Any]) -> None:
-    """Return when the task that runs ``call`` has ended."""
-    tasks = [task for task in asyncio.all_tasks() if task.get_coro() is call]
-    if tasks:
-        await asyncio.wait(tasks)
+class _Step(Generic[T]):
+    """A coroutine on the loop of another thread. It can be stopped wherever an interrupt cut short who started it.
+
+    asyncio.run_coroutine_threadsafe cannot: interrupted inside it, its caller never learns of what is running.
+
+    Attributes:
+        outcome: what became of it, once it has ended.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, T]) -> None:
+        self.outcome: futures.Future[T] = futures.Future()
+        self._call = call
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        """Begin. Runs on the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._call)
+        self._task.add_done_callback(self._finish)
+
+    def stop(self) -> None:
+        """Cancel. Runs on the loop, after start if that was ever asked for."""
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._call.close()
+            self.outcome.set_exception(futures.CancelledError())
+
+    def _finish(self, task: "asyncio.Task[T]") -> None:
+        if task.cancelled():
+            self.outcome.set_exception(futures.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 async def _next(stream: AsyncGenerator[T, None]) -> T:
