@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class GenerateProtos(BuildHookInterface):  # type: ignore[type-arg]
+class GenerateProtos(BuildHookInterface):  # type: ignore[type-arg] # its configuration type is hatchling's own
     """hatchling calls initialize() before it collects the files of a build."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

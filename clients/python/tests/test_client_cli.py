@@ -77,7 +77,7 @@ def test_a_narrow_terminal_keeps_every_name_and_figure_whole(fake_suite: Any) ->
     plan.requirement.lines[0].basis = "a reason of many words " * 8
     to = Console(file=io.StringIO(), width=80)
     print_plan(to, plan)
-    printed = to.file.getvalue()  # type: ignore[attr-defined]
+    printed = to.file.getvalue()  # type: ignore[attr-defined] # the StringIO given above
     wide = run("fit", "/m").stdout
     for line, at in zip(plan.requirement.lines, wide.partition("basis")[2].splitlines()[1:], strict=False):
         assert line.component in printed

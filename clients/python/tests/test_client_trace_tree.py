@@ -1,5 +1,6 @@
 """Traces as trees, whatever order their spans arrive in."""
 
+import random
 from dataclasses import replace
 
 from hypothesis import given
@@ -30,9 +31,9 @@ def ids(forest: Forest) -> list[str]:
 
 
 @given(traces(), st.randoms())
-def test_complete_traces_are_one_tree_each_in_any_order(spans: list[SpanRecord], random: object) -> None:
+def test_complete_traces_are_one_tree_each_in_any_order(spans: list[SpanRecord], order: random.Random) -> None:
     shuffled = list(spans)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    order.shuffle(shuffled)
     forest = build_forest(shuffled)
     assert forest.orphans == ()
     assert sorted(root.span.trace_id for root in forest.roots) == sorted({member.trace_id for member in spans})

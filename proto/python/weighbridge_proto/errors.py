@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped] # ships no types
 from grpc_status import rpc_status
 
 from weighbridge_proto.memory.v1 import failure_pb2

@@ -123,7 +123,17 @@ def test_defaults_are_the_publishers_and_greedy_without_do_sample():
     assert sampling.defaults_of({"do_sample": True}) == Sampling(temperature=1.0)
 
 
-@pytest.mark.parametrize("broken", [{"temperature": "hot"}, {"top_p": 7}, {"top_k": None}, {"temperature": math.inf}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"temperature": 10**400},
+        {"top_k": 10**400, "temperature": 1.0},
+        {"temperature": "hot"},
+        {"top_p": 7},
+        {"top_k": None},
+        {"temperature": math.inf},
+    ],
+)
 def test_a_broken_default_never_fails_a_request(broken):
     assert sampling.defaults_of({"do_sample": True, **broken}).temperature == 1.0
 

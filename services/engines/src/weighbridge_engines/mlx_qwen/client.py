@@ -32,7 +32,7 @@ class MlxRuntimeClient:
     async def is_ready(self) -> bool:
         """Whether its health says so."""
         # The stub's methods are made at run time, and its types do not name them.
-        check: Any = self._health.Check  # type: ignore[attr-defined]
+        check: Any = self._health.Check  # type: ignore[attr-defined] # set by the stub's own constructor
         response = await check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
         serving: bool = response.status == health_pb2.HealthCheckResponse.SERVING
         return serving

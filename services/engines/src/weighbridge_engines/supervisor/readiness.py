@@ -118,7 +118,5 @@ async def _ask(probe: Probe, timeout_s: float) -> bool:
     try:
         async with asyncio.timeout(timeout_s):
             return await probe()
-    except asyncio.CancelledError:
-        raise
-    except Exception:
+    except Exception:  # however a probe fails, the answer is: not yet
         return False

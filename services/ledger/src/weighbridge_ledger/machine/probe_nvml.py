@@ -69,7 +69,7 @@ class NvmlSession:
         """The answer of one NVML function, None where it is not supported, not offered or fails."""
         try:
             return getattr(self._nvml, function)(*arguments)
-        except Exception:
+        except Exception:  # As above: whatever the bindings raise.
             return None
 
     def _partitions(self, handle: object) -> list[object]:

@@ -94,9 +94,7 @@ class KeepAliveDesk:
         try:
             async for request in requests:
                 await self._renew(request, session)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
+        except Exception as error:  # it belongs to the stream, which raises it
             session.offer(error)
             return
         session.offer(None)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weighbridge_proto.errors import RequestError
+
 from weighbridge_engines.mlx_qwen.runtime import refusals
 from weighbridge_engines.mlx_qwen.runtime.mlx import Mlx
 
@@ -65,11 +67,19 @@ def defaults_of(generation_config: Mapping[str, Any]) -> Sampling:
     for name, fallback in known.items():
         value = generation_config.get(name, fallback)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        values[name] = type(fallback)(value) if is_number and math.isfinite(value) else fallback
+        values[name] = type(fallback)(value) if is_number and _is_finite(value) else fallback
     try:
         return check(Sampling(**values))
-    except Exception:
+    except RequestError:
         return Sampling(temperature=1.0)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a number of a JSON file is one that a float can hold: integers there have no bound."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def make_sampler(mlx: Mlx, sampling: Sampling, vocabulary: int) -> Any:
