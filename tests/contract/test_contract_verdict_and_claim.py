@@ -9,17 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weighbridge_fit import messages
 from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.claim import Claim as FitClaim
 from weighbridge_fit.facts import ComponentTotal, WeightFacts, WeightFormat
+from weighbridge_fit.families.mlx import MlxFamily, compute_device
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.lines import Source as FigureSource
+from weighbridge_fit.model import Model
 from weighbridge_fit.observed import Observed
-from weighbridge_fit.planning import answer, compute_device, guess, solve_context
-from weighbridge_fit.plans.mlx_options import MlxRequest
+from weighbridge_fit.planning import Answer, guess
+from weighbridge_fit.planning import answer as answer_for
+from weighbridge_fit.plans.mlx.options import MlxRequest
+from weighbridge_fit.solving import solve_context as solve_for
 from weighbridge_fit.verdict import Verdict
+from weighbridge_fit.wire.answer import claim_message
+from weighbridge_fit.wire.machine import capacity_from
 from weighbridge_ledger.book.charging import NOTHING_USED, on_cards, static_shortage
 from weighbridge_ledger.book.states import NO_EXTERNAL, Shortage
 from weighbridge_ledger.machine.capacity import assemble
@@ -54,6 +59,14 @@ HYBRID = replace(
 )
 
 
+def answer(facts: WeightFacts, request: MlxRequest, capacity: Capacity, observed: Observed | None = None) -> Answer:
+    return answer_for(MlxFamily(), Model(facts), request, capacity, observed)
+
+
+def solve_context(facts: WeightFacts, request: MlxRequest, capacity: Capacity) -> int:
+    return solve_for(MlxFamily(), Model(facts), request, capacity)
+
+
 def model(size: int, geometry: ModelGeometry = DENSE) -> WeightFacts:
     return WeightFacts(
         name="m",
@@ -71,13 +84,13 @@ def model(size: int, geometry: ModelGeometry = DENSE) -> WeightFacts:
 
 
 def ceilings_seen_by_fit(machine: Machine, limit: int | None) -> Capacity:
-    return messages.capacity_from(capacity_to_proto(assemble(machine, limit_bytes=limit)))
+    return capacity_from(capacity_to_proto(assemble(machine, limit_bytes=limit)))
 
 
 def refused(claim: FitClaim, machine: Machine, limit: int | None) -> Shortage | None:
     """What the ledger says to a claim on the empty machine."""
     ceilings = ceilings_for(machine, limit)
-    asked = claim_of("claim", messages.claim_message(claim, FigureSource.DERIVED))
+    asked = claim_of("claim", claim_message(claim, FigureSource.DERIVED))
     placed = on_cards(asked, ceilings, NO_EXTERNAL, NOTHING_USED)
     assert placed is not None
     return static_shortage(placed, ceilings)
@@ -165,7 +178,7 @@ def test_a_card_holds_nothing_of_an_mlx_model(ram: int, card: int, limit: int | 
     made = answer(model(10 * GIB), MlxRequest(context_tokens=256), capacity)
     assert made.assessment.verdict is verdict
     assert made.requirement.device_peak.high == 0
-    assert not messages.claim_message(made.claim, FigureSource.DERIVED).devices
+    assert not claim_message(made.claim, FigureSource.DERIVED).devices
     assert (refused(made.claim, machine, in_bytes) is not None) == (verdict is Verdict.WONT_RUN)
     if limit == 9:
         assert made.assessment.reason_code == "EXCEEDS_LIMIT"

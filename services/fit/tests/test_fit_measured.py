@@ -11,8 +11,8 @@ import pytest
 from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.facts import ComponentTotal, PrecisionTotal, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.plans.mlx_options import MlxRequest
-from weighbridge_fit.plans.mlx_qwen import plan
+from weighbridge_fit.plans.mlx.options import MlxRequest
+from weighbridge_fit.plans.mlx.plan import plan
 
 FULL, DELTA = LayerKind.FULL_ATTENTION, LayerKind.GATED_DELTA
 

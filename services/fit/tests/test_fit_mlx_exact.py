@@ -10,8 +10,8 @@ from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.describe import describe
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.laws import cache_growth, gated_delta, kv
-from weighbridge_fit.plans.mlx_options import MlxRequest
-from weighbridge_fit.plans.mlx_qwen import plan
+from weighbridge_fit.plans.mlx.options import MlxRequest
+from weighbridge_fit.plans.mlx.plan import plan
 
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")

@@ -9,12 +9,16 @@ from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.capacity import Capacity, Ceiling, Pool
 from weighbridge_fit.claim import claim_for
 from weighbridge_fit.facts import ComponentTotal, WeightFacts, WeightFormat
+from weighbridge_fit.families.mlx import MlxFamily, compute_device
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
+from weighbridge_fit.model import Model
 from weighbridge_fit.observed import Observed, sharpen, summarise
-from weighbridge_fit.planning import answer, compute_device, solve_context
-from weighbridge_fit.plans.mlx_options import MlxRequest
+from weighbridge_fit.planning import Answer
+from weighbridge_fit.planning import answer as answer_for
+from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.solve import largest_context
+from weighbridge_fit.solving import solve_context as solve_for
 from weighbridge_fit.verdict import Verdict, judge
 
 GIB = 1 << 30
@@ -43,6 +47,14 @@ MODEL = WeightFacts(
         activation_bytes=2,
     ),
 )
+
+
+def answer(facts: WeightFacts, request: MlxRequest, capacity: Capacity, observed: Observed | None = None) -> Answer:
+    return answer_for(MlxFamily(), Model(facts), request, capacity, observed)
+
+
+def solve_context(facts: WeightFacts, request: MlxRequest, capacity: Capacity) -> int:
+    return solve_for(MlxFamily(), Model(facts), request, capacity)
 
 
 def machine(size: int, limit: int | None = None, pool: Pool = Pool.CPU) -> Capacity:

@@ -37,12 +37,18 @@ class DeviceCeiling:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """One machine: the host's share, each card, and everything together."""
+    """One machine: the host's share, each card, and everything together.
+
+    `total_ram` is physical memory in bytes (0: not known), `platform` operating system and processor, such as
+    darwin/arm64 ("": not known): some engines decide by them.
+    """
 
     pool: Pool
     host: Ceiling
     total: Ceiling
     devices: tuple[DeviceCeiling, ...] = field(default=())
+    total_ram: int = 0
+    platform: str = ""
 
     @property
     def host_ceiling(self) -> Ceiling:

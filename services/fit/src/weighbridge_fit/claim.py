@@ -8,11 +8,21 @@ from weighbridge_fit.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """Bytes on one card ("": the best fitting one): required, and optional on top from what is left over."""
+
+    device_id: str
+    required_bytes: int
+    optional_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """Host bytes asked for: required, and optional on top from what is left over."""
+    """Host bytes asked for: required, and optional on top from what is left over; and bytes on cards beside them."""
 
     host_bytes: int
     optional_host_bytes: int
+    devices: tuple[DeviceClaim, ...] = ()
 
 
 def claim_for(requirement: Requirement, capacity: Capacity, verdict: Verdict) -> Claim:

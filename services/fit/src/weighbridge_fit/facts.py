@@ -102,11 +102,26 @@ class FileSummary:
     tensors: int
 
 
+class Role(Enum):
+    """What a file is for, where it is no model of its own."""
+
+    MODEL = ""
+    ADAPTER = "adapter"
+    DRAFTER = "drafter"
+    PROJECTOR = "projector"
+
+
+Labelled = tuple[str, TensorFact]
+"""A tensor with the component it belongs to."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
     """What a model's weight files hold: the values that travel, and all that a plan is made from.
 
-    `model_digest` is "" when the facts were given without tensors and nobody computed it.
+    `model_digest` is "" when the facts were given without tensors and nobody computed it. `tensors` are all tensors
+    with their components, sorted by component and name; empty where the facts were given without them. `made_for` is
+    the model that an adapter or drafter belongs to, as its configuration says.
     """
 
     name: str
@@ -124,6 +139,9 @@ class WeightFacts:
     model_digest: str = ""
     geometry: ModelGeometry | None = None
     notes: tuple[str, ...] = ()
+    tensors: tuple[Labelled, ...] = ()
+    role: Role = Role.MODEL
+    made_for: str = ""
 
     def component_bytes(self, component: str) -> int:
         """Tensor bytes of one component, 0 when there is none."""

@@ -10,6 +10,25 @@ class LayerKind(Enum):
     FULL_ATTENTION = "full_attention"
     SLIDING_ATTENTION = "sliding_attention"
     GATED_DELTA = "gated_delta"
+    LATENT_ATTENTION = "latent_attention"
+    SHARED = "shared"
+    STATE_SPACE = "state_space"
+    SHORT_CONVOLUTION = "short_convolution"
+    LINEAR_ATTENTION = "linear_attention"
+    MEMORYLESS = "memoryless"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMeasure:
+    """One layer where layers differ in more than their kind. Zero: as the geometry says for all; `value_size` zero
+    beside a `key_size`: values are not held apart from keys (K = V)."""
+
+    kv_heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+    window_tokens: int = 0
+    state_elements: int = 0
+    convolution_elements: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,12 @@ class ModelGeometry:
     quantization_bits: int = 0
     quantization_group_size: int = 0
     tied_embeddings: bool = False
+    latent_rank: int = 0
+    latent_rope_size: int = 0
+    value_head_size: int = 0
+    draft_layers: int = 0
+    indexer_key_size: int = 0
+    measures: tuple[LayerMeasure, ...] = ()
 
     def count(self, kind: LayerKind) -> int:
         """Number of layers of one kind."""

@@ -17,6 +17,11 @@ class Phase(Enum):
     """When a line's bytes are held. Resident lines are held together; of the others the largest phase counts on top."""
 
     RESIDENT = "resident"
+    LOAD = "load"
+    TEXT_ENCODE = "text_encode"
+    IMAGE_ENCODE = "image_encode"
+    DENOISE = "denoise"
+    IMAGE_DECODE = "image_decode"
     PREFILL = "prefill"
     DECODE = "decode"
 

@@ -6,6 +6,7 @@ from weighbridge_common.settings import SettingsError
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.fit.v1 import fit_service_pb2_grpc
 
+from weighbridge_fit.asking import ModelDesk
 from weighbridge_fit.ledger_client import LedgerClient
 from weighbridge_fit.models_root import ModelsRoot
 from weighbridge_fit.reading import HeaderReader
@@ -38,6 +39,6 @@ async def build(context: ServerContext) -> FitService:
         raise SettingsError(f"{FitSettings.variable('run_dir')}: {error}") from error
     channel = open_channel(target)
     reader = HeaderReader(ModelsRoot(settings.models_root.expanduser()), settings.max_concurrent_reads)
-    servicer = FitServicer(reader, LedgerClient(channel, settings.ledger_timeout_s))
+    servicer = FitServicer(ModelDesk(reader), LedgerClient(channel, settings.ledger_timeout_s))
     context.add(fit_service_pb2_grpc.add_FitServiceServicer_to_server, servicer)
     return FitService(channel)

@@ -2,41 +2,36 @@
 
 # ruff: noqa: N802 - methods are named after the contract's rpcs
 
+from typing import Any
+
 import grpc
 import structlog
 from weighbridge_common.handlers import AnyContext
-from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument, not_found
+from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
-from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2, weights_pb2
+from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
-from weighbridge_fit import messages
-from weighbridge_fit.errors import WeightError, WeightReason
-from weighbridge_fit.facts import WeightFacts
+from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk
+from weighbridge_fit.families.family import Family
+from weighbridge_fit.families.registry import FAMILIES, recognise
 from weighbridge_fit.ledger_client import LedgerClient
 from weighbridge_fit.lines import Source
-from weighbridge_fit.models_root import ModelNotFoundError
+from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
-from weighbridge_fit.planning import Answer, answer, guess, solve_context
+from weighbridge_fit.planning import Answer, answer, guess
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
-from weighbridge_fit.plans.mlx_options import MlxRequest
-from weighbridge_fit.reading import HeaderReader
+from weighbridge_fit.plans.plan import Engine
+from weighbridge_fit.solving import solve_context
+from weighbridge_fit.wire.answer import assessment_message, claim_message, note_messages, requirement_message
+from weighbridge_fit.wire.facts import facts_message
+from weighbridge_fit.wire.machine import capacity_from
 
 NOT_YET_IMPLEMENTED = "NOT_YET_IMPLEMENTED"
-HEADER_TOO_LARGE = WeightReason.HEADER_TOO_LARGE.value
 
-# Choices that the contract has and that no plan of this version honours: refused, so that nobody is priced without
-# them.
-_UNPLANNED_OPTIONS = frozenset({"adapters", "draft_model", "prompt_cache_bytes", "split_lane"})
-
-_REASONS = {
-    WeightReason.HEADER_TOO_LARGE: HEADER_TOO_LARGE,
-    WeightReason.CONFIG_INVALID: "MALFORMED_CONFIG",
-    WeightReason.UNKNOWN_FORMAT: "UNSUPPORTED_FORMAT",
-    WeightReason.UNSUPPORTED_VERSION: "UNSUPPORTED_FORMAT",
-    WeightReason.NO_WEIGHTS: "UNSUPPORTED_FORMAT",
-}
+ENGINE_KINDS = {engine: plan_pb2.EngineKind.Value(f"ENGINE_KIND_{engine.name}") for engine in Engine}
+_ENGINES: dict[int, Engine] = {number: engine for engine, number in ENGINE_KINDS.items()}
 _AVAILABILITY = {
     lease_pb2.OUTCOME_NOW: pb.AVAILABILITY_NOW,
     lease_pb2.OUTCOME_AFTER_EVICTION: pb.AVAILABILITY_AFTER_EVICTION,
@@ -50,31 +45,33 @@ _log = structlog.get_logger(__name__)
 class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     """See the contract. Holds no state between calls."""
 
-    def __init__(self, reader: HeaderReader, ledger: LedgerClient) -> None:
-        self._reader = reader
+    def __init__(self, desk: ModelDesk, ledger: LedgerClient) -> None:
+        self._desk = desk
         self._ledger = ledger
 
     async def DescribeWeights(
         self, request: pb.DescribeWeightsRequest, context: AnyContext
     ) -> pb.DescribeWeightsResponse:
         """See the contract."""
-        facts, _ = await self._facts(request.model)
-        return pb.DescribeWeightsResponse(facts=messages.facts_message(facts))
+        model = await self._desk.model(request.model)
+        facts = facts_message(model.facts, include_tensors=request.include_tensors)
+        return pb.DescribeWeightsResponse(facts=facts)
 
     async def PlanModel(self, request: pb.PlanModelRequest, context: AnyContext) -> pb.PlanModelResponse:
         """See the contract."""
-        _check_engine(request.engine_kind, request.workload, request.options)
-        # Whoever names MLX wants to launch it and must be refused; whoever asks in general gets a guess.
-        mlx_meant = request.engine_kind == plan_pb2.ENGINE_KIND_MLX or request.options.HasField("mlx")
-        what_if = _what_if(request)
+        # Whoever names an engine wants to launch it and must be refused; whoever asks in general gets a guess.
+        named = _named_family(request.engine_kind, request.workload, request.options)
+        what_if = request.machine if request.HasField("machine") else None
         try:
-            facts, path = await self._facts(request.model)
+            model = await self._desk.model(request.model)
         except RequestError as error:
-            if mlx_meant or error.failure.reason != HEADER_TOO_LARGE:
+            if named is not None or error.failure.reason != HEADER_TOO_LARGE:
                 raise
-            response = await self._guessed_by_size(request.model.path, what_if, error.failure.message)
+            unread = await self._desk.size_alone(request.model.path)
+            capacity = await self._ledger.capacity(what_if)
+            response = _guessed(unread, capacity, error.failure.message, HEADER_TOO_LARGE)
         else:
-            response = await self._planned_or_guessed(request, facts, path, what_if, mlx_meant)
+            response = await self._planned_or_guessed(request, model, named, what_if)
         if request.check_current_leases and what_if is None:
             await self._add_availability(response, request.engine_build)
         return response
@@ -82,49 +79,45 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     async def _planned_or_guessed(
         self,
         request: pb.PlanModelRequest,
-        facts: WeightFacts,
-        path: str,
+        model: Model,
+        named: Family | None,
         what_if: machine_pb2.Machine | None,
-        mlx_meant: bool,
     ) -> pb.PlanModelResponse:
         capacity = await self._ledger.capacity(what_if)
-        asked = messages.mlx_request_from(request.workload, request.options)
+        family = named or recognise(model)
+        if family is None:
+            return _guessed(model, capacity, _unrecognised(model))
         try:
-            return await self._planned(facts, path, asked, capacity, request.engine_build, own_machine=what_if is None)
+            model = await self._desk.with_companions(model, family.companions(request.options))
+            asked = family.request(request.workload, request.options)
+            return await self._planned(
+                family, model, asked, capacity, request.engine_build, own_machine=what_if is None
+            )
         except PlanError as error:
-            if mlx_meant or error.reason != UNSUPPORTED_ARCHITECTURE:
+            if named is not None or error.reason != UNSUPPORTED_ARCHITECTURE:
                 raise _plan_refused(error) from error
-            return _guessed(facts, path, capacity, error.message)
-
-    async def _guessed_by_size(
-        self, reference: str, what_if: machine_pb2.Machine | None, why: str
-    ) -> pb.PlanModelResponse:
-        """For headers beyond what is read: unknown is an answer, and blocks nothing."""
-        path = await self._reader.resolve(reference)
-        try:
-            facts = await self._reader.size(path)
-        except WeightError as error:
-            raise _malformed(error) from error
-        return _guessed(facts, str(path), await self._ledger.capacity(what_if), why, HEADER_TOO_LARGE)
+            return _guessed(model, capacity, error.message)
 
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
         workload = plan_pb2.Workload(chat=plan_pb2.ChatWorkload(slots=request.slots))
-        _check_engine(plan_pb2.ENGINE_KIND_UNSPECIFIED, workload, request.options)
-        facts, path = await self._facts(request.model)
-        what_if = _what_if(request)
+        named = _named_family(plan_pb2.ENGINE_KIND_UNSPECIFIED, workload, request.options)
+        what_if = request.machine if request.HasField("machine") else None
+        model = await self._desk.model(request.model)
         capacity = await self._ledger.capacity(what_if)
-        asked = messages.mlx_request_from(workload, request.options)
+        family: Any = named or recognise(model)
+        if family is None or family.workload_name != "chat":
+            raise _plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", _unrecognised(model)))
         try:
-            largest = solve_context(facts, asked, messages.capacity_from(capacity))
+            model = await self._desk.with_companions(model, family.companions(request.options))
+            asked = family.request(workload, request.options)
+            largest = solve_context(family, model, asked, capacity_from(capacity))
+            if not largest:
+                raise failed_precondition("MODEL_WONT_RUN", "No context of this model runs on this machine.")
+            asked = family.with_context(asked, largest)
+            plan = await self._planned(family, model, asked, capacity, "", own_machine=what_if is None)
         except PlanError as error:
             raise _plan_refused(error) from error
-        if not largest:
-            raise failed_precondition("MODEL_WONT_RUN", "No context of this model runs on this machine.")
-        asked = messages.mlx_request_from(
-            plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=largest, slots=request.slots)), request.options
-        )
-        plan = await self._planned(facts, path, asked, capacity, "", own_machine=what_if is None)
         return pb.SolveContextResponse(context_tokens=largest, plan=plan)
 
     async def SolveSize(self, request: pb.SolveSizeRequest, context: AnyContext) -> pb.SolveSizeResponse:
@@ -147,47 +140,26 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         """Not yet."""
         raise _not_yet("The catalogue")
 
-    async def _facts(self, model: weights_pb2.ModelRef) -> tuple[WeightFacts, str]:
-        """The facts of a model, and the path that an engine would open ("" for inline facts)."""
-        kind = model.WhichOneof("model")
-        if kind is None:
-            raise invalid_argument("model", "names no model: give a path, a catalogue id or facts", "MODEL_MISSING")
-        if kind == "facts":
-            try:
-                return messages.facts_from(model.facts), ""
-            except messages.UnpriceableFactsError as error:
-                raise invalid_argument(error.field, error.message, "INVALID_FACTS") from error
-        if kind == "catalog_id":
-            raise _model_not_found(model.catalog_id)
-        try:
-            path = await self._reader.resolve(model.path)
-        except ModelNotFoundError as error:
-            raise _model_not_found(model.path) from error
-        try:
-            return await self._reader.read(path), str(path)
-        except WeightError as error:
-            raise _malformed(error) from error
-
     async def _planned(
         self,
-        facts: WeightFacts,
-        path: str,
-        asked: MlxRequest,
+        family: Family,
+        model: Model,
+        asked: Any,
         capacity: machine_pb2.Capacity,
         build: str,
         *,
         own_machine: bool,
     ) -> pb.PlanModelResponse:
         """Raises PlanError."""
-        ceilings = messages.capacity_from(capacity)
-        made = answer(facts, asked, ceilings)
+        ceilings = capacity_from(capacity)
+        made = answer(family, model, asked, ceilings)
         seen: list[lease_pb2.Observation] = []
         # A what-if machine is not the one that was measured.
-        if own_machine and facts.model_digest:
-            seen = await self._observations(facts.model_digest, build, made.plan.shape.text())
+        if own_machine and model.facts.model_digest:
+            seen = await self._observations(model.facts.model_digest, build, made.plan.shape.text())
             if seen:
-                made = answer(facts, asked, ceilings, summarise([item.peak_bytes for item in seen]))
-        return _response(facts, path, made, capacity, seen)
+                made = answer(family, model, asked, ceilings, summarise([item.peak_bytes for item in seen]))
+        return _response(family, model, made, capacity, seen)
 
     async def _add_availability(self, response: pb.PlanModelResponse, build: str) -> None:
         """How the response's claim would fare now. Raises RequestError."""
@@ -214,27 +186,26 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
 
 
 def _response(
-    facts: WeightFacts,
-    path: str,
+    family: Family,
+    model: Model,
     made: Answer,
     capacity: machine_pb2.Capacity,
     seen: list[lease_pb2.Observation],
 ) -> pb.PlanModelResponse:
-    shape = made.plan.shape
     response = pb.PlanModelResponse(
-        requirement=messages.requirement_message(made.requirement),
-        assessment=messages.assessment_message(made.assessment),
-        claim=messages.claim_message(made.claim, made.claim_source),
-        launch=messages.launch_message(made.plan),
-        notes=[plan_pb2.PlanNote(code=note.code, message=note.message) for note in made.plan.notes],
-        model_digest=facts.model_digest,
-        model_name=facts.name,
-        engine_kind=plan_pb2.ENGINE_KIND_MLX,
-        workload=messages.workload_message(shape),
-        options=messages.options_message(shape),
-        shape=shape.text(),
+        requirement=requirement_message(made.requirement),
+        assessment=assessment_message(made.assessment),
+        claim=claim_message(made.claim, made.claim_source),
+        launch=family.launch(made.plan),
+        notes=note_messages(made.plan.notes),
+        model_digest=model.facts.model_digest,
+        model_name=model.facts.name,
+        engine_kind=ENGINE_KINDS[family.engine],
+        workload=family.workload(made.plan),
+        options=family.options(made.plan),
+        shape=made.plan.shape.text(),
         capacity=capacity,
-        resolved_path=path,
+        resolved_path=model.path,
     )
     summary = summarise([item.peak_bytes for item in seen])
     if summary is not None:
@@ -246,37 +217,46 @@ def _response(
 
 
 def _guessed(
-    facts: WeightFacts, path: str, capacity: machine_pb2.Capacity, why: str, reason_code: str = "NOT_PRICED"
+    model: Model, capacity: machine_pb2.Capacity, why: str, reason_code: str = "NOT_PRICED"
 ) -> pb.PlanModelResponse:
     """The answer for a model that no law prices: no launch, no shape, and a verdict that blocks nothing."""
-    made = guess(facts, messages.capacity_from(capacity), why, reason_code)
+    made = guess(model.facts, capacity_from(capacity), why, reason_code)
     return pb.PlanModelResponse(
-        requirement=messages.requirement_message(made.requirement),
-        assessment=messages.assessment_message(made.assessment),
-        claim=messages.claim_message(made.claim, Source.ASSUMED),
-        notes=[plan_pb2.PlanNote(code=made.note.code, message=made.note.message)],
-        model_digest=facts.model_digest,
-        model_name=facts.name,
+        requirement=requirement_message(made.requirement),
+        assessment=assessment_message(made.assessment),
+        claim=claim_message(made.claim, Source.ASSUMED),
+        notes=note_messages([made.note]),
+        model_digest=model.facts.model_digest,
+        model_name=model.facts.name,
         engine_kind=plan_pb2.ENGINE_KIND_GENERIC,
         capacity=capacity,
-        resolved_path=path,
+        resolved_path=model.path,
     )
 
 
-def _check_engine(kind: int, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> None:
-    """Refuses engines and options that this version does not plan, rather than pricing something else."""
-    if kind not in (plan_pb2.ENGINE_KIND_UNSPECIFIED, plan_pb2.ENGINE_KIND_MLX):
+def _named_family(kind: int, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> Family | None:
+    """The family that the caller means by engine or options, None if by neither. Raises RequestError."""
+    member = options.WhichOneof("engine")
+    engine = _ENGINES.get(kind) if kind else None if member is None else Engine(member)
+    if engine is None:
+        if kind:
+            raise invalid_argument("engine_kind", "is no engine that fit knows", "INVALID_OPTION")
+        return None
+    family = FAMILIES.get(engine)
+    if family is None:
         raise _not_yet("Plans for this engine")
-    if workload.WhichOneof("kind") == "image":
-        raise _not_yet("Prices of images")
-    engine = options.WhichOneof("engine")
-    if engine not in (None, "mlx"):
-        if kind == plan_pb2.ENGINE_KIND_MLX:
-            raise invalid_argument("options", f"are for {engine}, the plan is for MLX", "INVALID_OPTION")
-        raise _not_yet("Plans for this engine")
-    unplanned = sorted(_UNPLANNED_OPTIONS & messages.set_options(options).keys())
-    if unplanned:
-        raise _not_yet(f"The option {unplanned[0]}")
+    if member is not None and member != family.options_name:
+        raise invalid_argument("options", f"are for {member}, the plan is for {family.options_name}", "INVALID_OPTION")
+    asked = workload.WhichOneof("kind")
+    if asked is not None and asked != family.workload_name:
+        described = f"is for {asked}, and {family.options_name} does {family.workload_name}"
+        raise invalid_argument("workload", described, "INVALID_OPTION")
+    return family
+
+
+def _unrecognised(model: Model) -> str:
+    named = f"of type {model.facts.architecture!r}" if model.facts.architecture else "whose type is not known"
+    return f"No engine's law prices a model {named}."
 
 
 def _plan_refused(error: PlanError) -> RequestError:
@@ -288,31 +268,7 @@ def _plan_refused(error: PlanError) -> RequestError:
     )
 
 
-def _malformed(error: WeightError) -> RequestError:
-    metadata = {"file": error.file, "cause": error.reason.value}
-    if error.offset is not None:
-        metadata["offset"] = str(error.offset)
-    sentence = error.sentence()
-    return RequestError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        _REASONS.get(error.reason, "MALFORMED_WEIGHTS"),
-        f"The model cannot be read: {sentence}.",
-        metadata=metadata,
-        field_violations=[("model", sentence)],
-    )
-
-
-def _model_not_found(reference: str) -> RequestError:
-    # One sentence for absent and forbidden: the difference would tell what exists outside the models root.
-    message = f"There is no model {reference[:200]!r} under the models root."
-    return not_found("MODEL_NOT_FOUND", message)
-
-
 def _not_yet(what: str) -> RequestError:
     return RequestError(
         grpc.StatusCode.UNIMPLEMENTED, NOT_YET_IMPLEMENTED, f"{what}: in the contract, not in this version."
     )
-
-
-def _what_if(request: pb.PlanModelRequest | pb.SolveContextRequest) -> machine_pb2.Machine | None:
-    return request.machine if request.HasField("machine") else None

@@ -7,6 +7,7 @@ from weighbridge_fit.facts import (
     ComponentTotal,
     FileFacts,
     FileSummary,
+    Labelled,
     PrecisionTotal,
     TensorFact,
     WeightFacts,
@@ -14,8 +15,6 @@ from weighbridge_fit.facts import (
     precision_totals,
 )
 from weighbridge_fit.geometry import ModelGeometry
-
-Labelled = tuple[str, TensorFact]
 
 
 def label(files: Iterable[FileFacts], component_of: Callable[[FileFacts, TensorFact], str]) -> list[Labelled]:
@@ -74,6 +73,7 @@ def weight_facts(
         model_digest=model_digest(labelled),
         geometry=geometry,
         notes=notes,
+        tensors=tuple(sorted(labelled)),
     )
 
 

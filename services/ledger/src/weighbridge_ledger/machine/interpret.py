@@ -85,6 +85,7 @@ def interpret(
         devices=devices,
         source=source,
         gpu_wired_bytes=_gpu_wired(readings, physical, findings) if pool is Pool.UNIFIED else None,
+        platform=_platform(readings),
     )
     if source is not Source.DETECTED:
         return Interpretation(machine, UNMEASURED, tuple(findings))
@@ -203,6 +204,12 @@ def _device(reading: DeviceReading, findings: list[Finding]) -> Device:
         )
         limit = None
     return Device(reading.device_id, reading.name, reading.total_bytes, limit)
+
+
+def _platform(readings: Readings) -> str:
+    """Operating system and processor, "" where one of them is not known."""
+    processor = "arm64" if _is_apple_silicon(readings) else readings.processor  # a translated process is told x86_64
+    return f"{readings.platform}/{processor}" if readings.platform and processor else ""
 
 
 def _gpu_wired(readings: Readings, physical: int, findings: list[Finding]) -> int | None:

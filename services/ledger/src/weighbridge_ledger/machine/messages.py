@@ -28,6 +28,10 @@ _SOURCE_TO_PROTO = {
 }
 
 
+LONGEST_PLATFORM = 64
+"""Letters of the longest name that is still one, with room."""
+
+
 class InvalidMachineError(ValueError):
     """A machine in a request that cannot be: `field` is where (relative to the machine), `description` says why."""
 
@@ -58,9 +62,21 @@ def machine_from_proto(message: machine_pb2.Machine) -> tuple[Machine, int | Non
         if device_id in ids[:index]:
             raise InvalidMachineError(f"devices[{index}].device_id", f'"{device_id}" is there twice')
     machine = Machine(
-        node_id=message.node_id, pool=pool, ram_bytes=message.ram_bytes, devices=devices, source=Source.INLINE
+        node_id=message.node_id,
+        pool=pool,
+        ram_bytes=message.ram_bytes,
+        devices=devices,
+        source=Source.INLINE,
+        platform=_platform(message.platform),
     )
     return machine, message.limit_bytes or None
+
+
+def _platform(text: str) -> str:
+    """Raises InvalidMachineError."""
+    if len(text) > LONGEST_PLATFORM:
+        raise InvalidMachineError("platform", "is no operating system and processor, such as darwin/arm64")
+    return text
 
 
 def _pool(message: machine_pb2.Machine) -> Pool:
@@ -101,6 +117,7 @@ def machine_to_proto(machine: Machine, limit_bytes: int | None = None) -> machin
         ram_bytes=machine.ram_bytes,
         devices=[device_to_proto(device) for device in machine.devices],
         limit_bytes=limit_bytes or 0,
+        platform=machine.platform,
     )
 
 
@@ -132,6 +149,7 @@ def capacity_to_proto(capacity: Capacity, *, epoch: str = "", revision: int = 0)
         notes=capacity.notes,
         epoch=epoch,
         revision=revision,
+        platform=machine.platform,
     )
     if capacity.measured_at is not None:
         seconds = math.floor(capacity.measured_at)

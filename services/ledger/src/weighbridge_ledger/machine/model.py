@@ -44,7 +44,8 @@ class Machine:
 
     `ram_bytes` is physical memory, or the container's limit where that is lower. `devices` are cards with their own
     memory: empty for UNIFIED and CPU. `gpu_wired_bytes` is what the operating system was told the GPU of a unified
-    machine may hold at most; None where nobody told it anything.
+    machine may hold at most; None where nobody told it anything. `platform` is operating system and processor, such as
+    darwin/arm64; "" where it is not known.
     """
 
     node_id: str
@@ -53,6 +54,7 @@ class Machine:
     devices: tuple[Device, ...] = ()
     source: Source = Source.DETECTED
     gpu_wired_bytes: int | None = None
+    platform: str = ""
 
     def device(self, device_id: str) -> Device | None:
         """The card with this id, or None."""

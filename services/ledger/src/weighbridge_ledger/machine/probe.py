@@ -50,6 +50,10 @@ FAILED = LiveMemory(
 )
 
 
+# One name per processor: kernels and Python disagree.
+_PROCESSORS = {"aarch64": "arm64", "amd64": "x86_64"}
+
+
 class ThisMachine:
     """Collects the readings of the machine this process runs on. What never changes is read once. Never raises."""
 
@@ -72,6 +76,7 @@ class ThisMachine:
             failures.append(f"The system's memory figures cannot be read: {error}")
         return Readings(
             platform=self._system,
+            processor=_PROCESSORS.get(platform.machine().lower(), platform.machine().lower()),
             meminfo=read_meminfo() if self._system == "linux" else None,
             cgroups=read_cgroups(self._directories),
             vm_stat=read_vm_stat() if self._system == "darwin" else None,

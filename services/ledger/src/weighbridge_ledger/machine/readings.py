@@ -57,6 +57,8 @@ class Readings:
     ram_available_bytes: int | None = None
     devices: tuple[DeviceReading, ...] = ()
     unified: bool | None = None
+    processor: str = ""
+    """arm64, x86_64, ... as the kernel names it, aliases resolved; "" in recordings that do not say."""
     failures: tuple[str, ...] = ()
     """Probes that failed or ran out of time, a sentence each."""
 
@@ -64,6 +66,8 @@ class Readings:
 def to_json(readings: Readings) -> str:
     """The readings as a recorded file."""
     document: dict[str, Any] = {"format": FORMAT, "platform": readings.platform}
+    if readings.processor:
+        document["processor"] = readings.processor
     for name in ("meminfo", "vm_stat", "ram_bytes", "ram_available_bytes", "unified"):
         value = getattr(readings, name)
         if value is not None:
@@ -106,7 +110,7 @@ def from_json(text: str) -> Readings:
         raise ReadingsError(f'not recorded readings: "format" must be "{FORMAT}"')
     known = {
         "format", "platform", "meminfo", "cgroups", "vm_stat", "sysctl", "ram_bytes", "ram_available_bytes",
-        "devices", "unified", "failures",
+        "devices", "unified", "failures", "processor",
     }  # fmt: skip
     _refuse_unknown(document, known, "")
     return Readings(
@@ -123,6 +127,7 @@ def from_json(text: str) -> Readings:
             _device_from_json(entry, f"devices[{index}]") for index, entry in enumerate(_list(document, "devices", ""))
         ),
         unified=_flag(document, "unified", ""),
+        processor=_text(document, "processor", "") or "",
         failures=tuple(str(entry) for entry in _list(document, "failures", "")),
     )
 

@@ -4,17 +4,17 @@ All memory is host memory: MLX allocates from the one memory of a unified machin
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weighbridge_fit.calibration import Calibration, ComputeDevice, WorkspaceFactors, mlx
 from weighbridge_fit.components import HALF_PRECISIONS, Component
 from weighbridge_fit.facts import WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import cache_growth, gated_delta, kv, workspace
-from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
+from weighbridge_fit.lines import Line, Phase, Range, Source, requirement
 from weighbridge_fit.model_config import QWEN_TYPES
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
-from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape, settle
+from weighbridge_fit.plans.mlx.options import MlxRequest, MlxShape, settle
+from weighbridge_fit.plans.plan import Engine, Note, Plan
 
 # What the contract's signed 64 bits hold.
 MAX_BYTES = 2**63 - 1
@@ -22,31 +22,12 @@ _BOUNDS = ("low", "expected", "high")
 _ALLOCATOR_CACHE = "allocator_cache"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that should be known about a plan."""
-
-    code: str
-    message: str
+def memory_limit_bytes(plan: Plan) -> int:
+    """What MLX's allocator may hold in all: the planned bytes less the process's own."""
+    return plan.requirement.total.expected - plan.process_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MlxPlan:
-    """How MLX would load a model, and what that costs."""
-
-    shape: MlxShape
-    requirement: Requirement
-    weight_bytes: int
-    process_bytes: int
-    notes: tuple[Note, ...]
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        """What MLX's allocator may hold in all: the planned bytes less the process's own."""
-        return self.requirement.total.expected - self.process_bytes
-
-
-def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxPlan:
+def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> Plan:
     """Plans one model. Raises PlanError: UNSUPPORTED_ARCHITECTURE, CONTEXT_TOO_LONG, INVALID_OPTION."""
     geometry = _supported(facts)
     calibration = mlx(device)
@@ -61,7 +42,8 @@ def plan(facts: WeightFacts, request: MlxRequest, device: ComputeDevice) -> MlxP
     if needed.total.high > MAX_BYTES:
         message = "The model's sizes multiply to more memory than can be counted: its configuration is wrong."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
-    return MlxPlan(
+    return Plan(
+        engine=Engine.MLX,
         shape=shape,
         requirement=needed,
         weight_bytes=weights,

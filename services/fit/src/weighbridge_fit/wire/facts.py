@@ -1,19 +1,21 @@
-"""Between the core's plain values and the contract's messages. No rule lives here."""
+"""Weight facts as they travel, and back. No rule lives here."""
 
-from typing import Any
+import math
 
-from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
-from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
+from weighbridge_proto.fit.v1 import weights_pb2
 
-from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
-from weighbridge_fit.claim import Claim
-from weighbridge_fit.facts import ComponentTotal, FileSummary, PrecisionTotal, WeightFacts, WeightFormat
-from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.lines import Line, Range, Requirement, Source
+from weighbridge_fit.facts import (
+    ComponentTotal,
+    FileSummary,
+    Labelled,
+    PrecisionTotal,
+    Role,
+    TensorFact,
+    WeightFacts,
+    WeightFormat,
+)
+from weighbridge_fit.geometry import LayerKind, LayerMeasure, ModelGeometry
 from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE, MAX_WORD
-from weighbridge_fit.plans.mlx_options import MlxRequest, MlxShape
-from weighbridge_fit.plans.mlx_qwen import MlxPlan
-from weighbridge_fit.verdict import Assessment, Verdict
 
 _FORMATS = {
     WeightFormat.UNKNOWN: weights_pb2.WEIGHT_FORMAT_UNSPECIFIED,
@@ -23,27 +25,13 @@ _FORMATS = {
     WeightFormat.DIFFUSERS: weights_pb2.WEIGHT_FORMAT_DIFFUSERS,
     WeightFormat.MIXED: weights_pb2.WEIGHT_FORMAT_MIXED,
 }
-_LAYERS = {
-    LayerKind.FULL_ATTENTION: weights_pb2.LAYER_KIND_FULL_ATTENTION,
-    LayerKind.SLIDING_ATTENTION: weights_pb2.LAYER_KIND_SLIDING_ATTENTION,
-    LayerKind.GATED_DELTA: weights_pb2.LAYER_KIND_GATED_DELTA,
+_ROLES = {
+    Role.MODEL: weights_pb2.WEIGHT_ROLE_UNSPECIFIED,
+    Role.ADAPTER: weights_pb2.WEIGHT_ROLE_ADAPTER,
+    Role.DRAFTER: weights_pb2.WEIGHT_ROLE_DRAFTER,
+    Role.PROJECTOR: weights_pb2.WEIGHT_ROLE_PROJECTOR,
 }
-_SOURCES = {
-    Source.MEASURED: requirement_pb2.FIGURE_SOURCE_MEASURED,
-    Source.DERIVED: requirement_pb2.FIGURE_SOURCE_DERIVED,
-    Source.ASSUMED: requirement_pb2.FIGURE_SOURCE_ASSUMED,
-}
-_VERDICTS = {
-    Verdict.RUNS: requirement_pb2.VERDICT_RUNS,
-    Verdict.TIGHT: requirement_pb2.VERDICT_TIGHT,
-    Verdict.WONT_RUN: requirement_pb2.VERDICT_WONT_RUN,
-    Verdict.UNKNOWN: requirement_pb2.VERDICT_UNKNOWN,
-}
-_POOLS = {
-    machine_pb2.POOL_KIND_UNIFIED: Pool.UNIFIED,
-    machine_pb2.POOL_KIND_DISCRETE: Pool.DISCRETE,
-    machine_pb2.POOL_KIND_CPU: Pool.CPU,
-}
+_LAYERS = {kind: weights_pb2.LayerKind.Value(f"LAYER_KIND_{kind.name}") for kind in LayerKind}
 # Geometry fields that have the same name and meaning on both sides.
 _GEOMETRY_NUMBERS = (
     "model_type",
@@ -67,6 +55,11 @@ _GEOMETRY_NUMBERS = (
     "quantization_bits",
     "quantization_group_size",
     "tied_embeddings",
+    "latent_rank",
+    "latent_rope_size",
+    "value_head_size",
+    "draft_layers",
+    "indexer_key_size",
 )
 # Facts given inline are nobody's file: 1 EiB is 2^20 times the largest published model, and sums of such sizes still
 # fit the contract's 64 bits.
@@ -74,8 +67,10 @@ MAX_INLINE_BYTES = 1 << 60
 MAX_INLINE_ITEMS = 4096
 # float64
 MAX_ACTIVATION_BYTES = 8
+_MEASURES = ("kv_heads", "key_size", "value_size", "window_tokens", "state_elements", "convolution_elements")
 _LAYERS_BACK = {number: kind for kind, number in _LAYERS.items()}
 _FORMATS_BACK = {number: kind for kind, number in _FORMATS.items()}
+_ROLES_BACK = {number: role for role, number in _ROLES.items()}
 
 
 class UnpriceableFactsError(Exception):
@@ -87,7 +82,7 @@ class UnpriceableFactsError(Exception):
         self.message = message
 
 
-def facts_message(facts: WeightFacts) -> weights_pb2.WeightFacts:
+def facts_message(facts: WeightFacts, *, include_tensors: bool = False) -> weights_pb2.WeightFacts:
     """Facts as they travel."""
     return weights_pb2.WeightFacts(
         name=facts.name,
@@ -122,6 +117,9 @@ def facts_message(facts: WeightFacts) -> weights_pb2.WeightFacts:
         geometry=None if facts.geometry is None else _geometry_message(facts.geometry),
         notes=facts.notes,
         largest_tensor_bytes=facts.largest_tensor_bytes,
+        tensors=map(_tensor_message, facts.tensors if include_tensors else ()),
+        role=_ROLES[facts.role],
+        made_for=facts.made_for,
     )
 
 
@@ -171,100 +169,10 @@ def facts_from(message: weights_pb2.WeightFacts) -> WeightFacts:
         model_digest=message.model_digest,
         geometry=_geometry_from(message.geometry) if message.HasField("geometry") else None,
         notes=tuple(message.notes),
+        tensors=tuple(sorted(map(_tensor_from, message.tensors))),
+        role=_ROLES_BACK.get(message.role, Role.MODEL),
+        made_for=message.made_for,
         **counts,
-    )
-
-
-def capacity_from(message: machine_pb2.Capacity) -> Capacity:
-    """The ceilings of the ledger's answer."""
-    return Capacity(
-        pool=_POOLS.get(message.pool, Pool.CPU),
-        host=_ceiling_from(message.host),
-        total=_ceiling_from(message.total),
-        devices=tuple(
-            DeviceCeiling(device.device.device_id, _ceiling_from(device.ceiling), device.device.allocation_limit_bytes)
-            for device in message.devices
-        ),
-    )
-
-
-def requirement_message(requirement: Requirement) -> requirement_pb2.Requirement:
-    """Lines and sums as they travel."""
-    return requirement_pb2.Requirement(
-        lines=map(_line_message, requirement.lines),
-        total=_range_message(requirement.total),
-        device=_range_message(requirement.device),
-        device_peak=_range_message(requirement.device_peak),
-        largest_buffer=_range_message(requirement.largest_buffer),
-        peak_phase=requirement.peak_phase.value,
-    )
-
-
-def assessment_message(assessment: Assessment) -> requirement_pb2.Assessment:
-    """The verdict as it travels."""
-    return requirement_pb2.Assessment(
-        verdict=_VERDICTS[assessment.verdict],
-        reason_code=assessment.reason_code,
-        reason=assessment.reason,
-        help=assessment.help,
-    )
-
-
-def claim_message(claim: Claim, source: Source) -> requirement_pb2.Claim:
-    """The claim as it travels."""
-    return requirement_pb2.Claim(
-        host_bytes=claim.host_bytes, optional_host_bytes=claim.optional_host_bytes, source=_SOURCES[source]
-    )
-
-
-def mlx_request_from(workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> MlxRequest:
-    """What an MLX plan is asked for. Options that no plan of this version honours are refused by the caller."""
-    chat, given = workload.chat, set_options(options)
-    return MlxRequest(
-        context_tokens=chat.context_tokens,
-        slots=chat.slots,
-        prefill_step_tokens=given.get("prefill_step_tokens"),
-        kv_bits=given.get("kv_bits"),
-        kv_group_size=given.get("kv_group_size"),
-        allocator_cache_bytes=given.get("allocator_cache_bytes"),
-    )
-
-
-def set_options(options: plan_pb2.EngineOptions) -> dict[str, Any]:
-    """The MLX options that the caller has set, by name; a set zero is set."""
-    return {field.name: value for field, value in options.mlx.ListFields()}
-
-
-def workload_message(shape: MlxShape) -> plan_pb2.Workload:
-    """The workload as planned."""
-    chat = plan_pb2.ChatWorkload(context_tokens=shape.context_tokens, slots=shape.slots)
-    return plan_pb2.Workload(chat=chat)
-
-
-def options_message(shape: MlxShape) -> plan_pb2.EngineOptions:
-    """The options as planned."""
-    options = plan_pb2.MlxOptions(
-        prefill_step_tokens=shape.prefill_step_tokens, allocator_cache_bytes=shape.allocator_cache_bytes
-    )
-    if shape.kv_bits:
-        options.kv_bits, options.kv_group_size = shape.kv_bits, shape.kv_group_size
-    return plan_pb2.EngineOptions(mlx=options)
-
-
-def launch_message(plan: MlxPlan) -> plan_pb2.Launch:
-    """How the runtime is started."""
-    shape = plan.shape
-    return plan_pb2.Launch(
-        mlx=plan_pb2.MlxLaunch(
-            context_tokens=shape.context_tokens,
-            slots=shape.slots,
-            prefill_step_tokens=shape.prefill_step_tokens,
-            allocator_cache_bytes=shape.allocator_cache_bytes,
-            memory_limit_bytes=plan.memory_limit_bytes,
-            kv_bits=shape.kv_bits,
-            kv_group_size=shape.kv_group_size,
-            weight_bytes=plan.weight_bytes,
-        )
     )
 
 
@@ -280,7 +188,14 @@ def _precision_from(tally: weights_pb2.PrecisionTally) -> PrecisionTotal:
 
 def _geometry_message(geometry: ModelGeometry) -> weights_pb2.ModelGeometry:
     values = {name: getattr(geometry, name) for name in _GEOMETRY_NUMBERS}
-    return weights_pb2.ModelGeometry(layers=[_LAYERS[kind] for kind in geometry.layers], **values)
+    return weights_pb2.ModelGeometry(
+        layers=[_LAYERS[kind] for kind in geometry.layers],
+        layer_measures=[
+            weights_pb2.LayerMeasure(**{name: getattr(measure, name) for name in _MEASURES})
+            for measure in geometry.measures
+        ],
+        **values,
+    )
 
 
 def _geometry_from(message: weights_pb2.ModelGeometry) -> ModelGeometry:
@@ -299,27 +214,30 @@ def _geometry_from(message: weights_pb2.ModelGeometry) -> ModelGeometry:
         if number not in _LAYERS_BACK:
             raise UnpriceableFactsError("model.facts.geometry.layers", "names a kind of layer that is not priced yet")
         layers.append(_LAYERS_BACK[number])
-    return ModelGeometry(layers=tuple(layers), **values)
+    if len(message.layer_measures) not in (0, len(message.layers)):
+        raise UnpriceableFactsError("model.facts.geometry.layer_measures", "must be one for each layer, or none")
+    measures = tuple(_measure_from(measure) for measure in message.layer_measures)
+    return ModelGeometry(layers=tuple(layers), measures=measures, **values)
 
 
-def _ceiling_from(message: machine_pb2.Ceiling) -> Ceiling:
-    limit = message.limit_bytes if message.HasField("limit_bytes") else None
-    return Ceiling(message.automatic_bytes, message.effective_bytes, limit)
+def _measure_from(message: weights_pb2.LayerMeasure) -> LayerMeasure:
+    values = {name: getattr(message, name) for name in _MEASURES}
+    for name, value in values.items():
+        if not 0 <= value <= MAX_SIZE:
+            field = f"model.facts.geometry.layer_measures.{name}"
+            raise UnpriceableFactsError(field, "is not a size that a model can have")
+    return LayerMeasure(**values)
 
 
-def _line_message(line: Line) -> requirement_pb2.RequirementLine:
-    kind = requirement_pb2.PLACE_KIND_DEVICE if line.on_device else requirement_pb2.PLACE_KIND_HOST
-    return requirement_pb2.RequirementLine(
-        component=line.component,
-        phase=line.phase.value,
-        place=requirement_pb2.Place(kind=kind),
-        low_bytes=line.bytes.low,
-        expected_bytes=line.bytes.expected,
-        high_bytes=line.bytes.high,
-        source=_SOURCES[line.source],
-        basis=line.basis,
+def _tensor_message(labelled: Labelled) -> weights_pb2.TensorFact:
+    component, tensor = labelled
+    return weights_pb2.TensorFact(
+        component=component, name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, bytes=tensor.bytes
     )
 
 
-def _range_message(value: Range) -> requirement_pb2.ByteRange:
-    return requirement_pb2.ByteRange(low_bytes=value.low, expected_bytes=value.expected, high_bytes=value.high)
+def _tensor_from(message: weights_pb2.TensorFact) -> Labelled:
+    if any(not 0 <= size <= MAX_INLINE_BYTES for size in (*message.shape, message.bytes)):
+        raise UnpriceableFactsError("model.facts.tensors", f"{message.name[:200]!r} is no tensor that a file can hold")
+    shape = tuple(message.shape)
+    return message.component, TensorFact(message.name, message.dtype, shape, math.prod(shape), message.bytes)

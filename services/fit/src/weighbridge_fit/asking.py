@@ -1,0 +1,98 @@
+"""From a request to a model: references resolved, headers read, companions beside them."""
+
+from collections.abc import Mapping
+
+import grpc
+from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument, not_found
+from weighbridge_proto.fit.v1 import weights_pb2
+
+from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.facts import WeightFacts
+from weighbridge_fit.model import MAIN, Model
+from weighbridge_fit.models_root import ModelNotFoundError
+from weighbridge_fit.reading import HeaderReader
+from weighbridge_fit.wire.facts import UnpriceableFactsError, facts_from
+
+HEADER_TOO_LARGE = WeightReason.HEADER_TOO_LARGE.value
+
+_REASONS = {
+    WeightReason.HEADER_TOO_LARGE: HEADER_TOO_LARGE,
+    WeightReason.CONFIG_INVALID: "MALFORMED_CONFIG",
+    WeightReason.UNKNOWN_FORMAT: "UNSUPPORTED_FORMAT",
+    WeightReason.UNSUPPORTED_VERSION: "UNSUPPORTED_FORMAT",
+    WeightReason.NO_WEIGHTS: "UNSUPPORTED_FORMAT",
+}
+
+
+class ModelDesk:
+    """Turns model references into models. Holds no state between calls."""
+
+    def __init__(self, reader: HeaderReader) -> None:
+        self._reader = reader
+
+    async def model(self, reference: weights_pb2.ModelRef) -> Model:
+        """The model that a request means, without companions. Raises RequestError."""
+        kind = reference.WhichOneof("model")
+        if kind is None:
+            raise invalid_argument("model", "names no model: give a path, a catalogue id or facts", "MODEL_MISSING")
+        if kind == "facts":
+            try:
+                return Model(facts_from(reference.facts))
+            except UnpriceableFactsError as error:
+                raise invalid_argument(error.field, error.message, "INVALID_FACTS") from error
+        if kind == "catalog_id":
+            raise model_not_found(reference.catalog_id)
+        facts, path = await self.read(reference.path)
+        return Model(facts, paths={MAIN: path})
+
+    async def with_companions(self, model: Model, references: Mapping[str, str]) -> Model:
+        """The model with further files, by role. Raises RequestError."""
+        companions, paths = dict(model.companions), dict(model.paths)
+        for role, reference in sorted(references.items()):
+            companions[role], paths[role] = await self.read(reference)
+        return Model(model.facts, companions, paths, model.entry)
+
+    async def read(self, reference: str) -> tuple[WeightFacts, str]:
+        """The facts of a path under the models root, and the resolved path. Raises RequestError."""
+        try:
+            path = await self._reader.resolve(reference)
+        except ModelNotFoundError as error:
+            raise model_not_found(reference) from error
+        try:
+            return await self._reader.read(path), str(path)
+        except WeightError as error:
+            raise malformed(error) from error
+
+    async def size_alone(self, reference: str) -> Model:
+        """A model whose headers are beyond what is read: name and size. Raises RequestError."""
+        path = await self._reader.resolve(reference)
+        try:
+            return Model(await self._reader.size(path), paths={MAIN: str(path)})
+        except WeightError as error:
+            raise malformed(error) from error
+
+
+def malformed(error: WeightError) -> RequestError:
+    """A file that cannot be read, with file, offset and cause."""
+    metadata = {"file": error.file, "cause": error.reason.value}
+    if error.offset is not None:
+        metadata["offset"] = str(error.offset)
+    sentence = error.sentence()
+    return RequestError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        _REASONS.get(error.reason, "MALFORMED_WEIGHTS"),
+        f"The model cannot be read: {sentence}.",
+        metadata=metadata,
+        field_violations=[("model", sentence)],
+    )
+
+
+def model_not_found(reference: str) -> RequestError:
+    """One sentence for absent and forbidden: the difference would tell what exists outside the models root."""
+    return not_found("MODEL_NOT_FOUND", f"There is no model {reference[:200]!r} under the models root.")
+
+
+def not_on_disk(catalog_id: str) -> RequestError:
+    """A catalogue model whose files are needed and are not there."""
+    message = f"The files of {catalog_id} are not under the models root. weighbridge pull {catalog_id} gets them."
+    return failed_precondition("CATALOG_MODEL_NOT_ON_DISK", message)

@@ -1,0 +1,1 @@
+"""The catalogue: models that are known before they are on this machine."""

@@ -1,0 +1,1 @@
+"""Engine families: what each can price, how it is asked, and how its plan travels."""

@@ -1,0 +1,1 @@
+"""MLX language models: what can be asked, and the plan."""
