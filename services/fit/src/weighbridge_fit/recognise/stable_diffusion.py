@@ -100,18 +100,21 @@ _SCHEDULE = re.compile(
 # First words of the names in a diffusion model's own file.
 _DIFFUSION_WORD = re.compile(
     r"""(?x)(?:
-      input_blocks | middle_block | output_blocks | time_embed | label_emb | out | down_blocks | mid_block | up_blocks  # UNet
+      # UNet
+      input_blocks | middle_block | output_blocks | time_embed | label_emb | out | down_blocks | mid_block | up_blocks
       | conv_in | conv_out | conv_norm_out | add_embedding | class_embedding
-      | double_blocks | single_blocks | joint_blocks | transformer_blocks | single_transformer_blocks | img_in | txt_in  # MMDiT, FLUX
+      # MMDiT, FLUX
+      | double_blocks | single_blocks | joint_blocks | transformer_blocks | single_transformer_blocks | img_in | txt_in
       | txt_norm | time_in | vector_in | guidance_in | final_layer | double_stream_modulation_(?:img | txt)
       | single_stream_modulation | distilled_guidance_layer | [xty]_embedder | context_embedder | pos_embed
       | time_text_embed | time_guidance_embed | norm_out | proj_out | proj_in
-      | cap_embedder | noise_refiner | context_refiner | [xc]\w*_pad_token | layers | all_x_embedder | all_final_layer  # Z-Image, Lumina
-      | patch_embedding | text_embedding | time_embedding | time_projection | img_emb | head | blocks | vace_blocks  # Wan, LTX
+      # Z-Image, Lumina
+      | cap_embedder | noise_refiner | context_refiner | [xc]\w*_pad_token | layers | all_x_embedder | all_final_layer
+      # Wan, LTX
+      | patch_embedding | text_embedding | time_embedding | time_projection | img_emb | head | blocks | vace_blocks
       | vace_patch_embedding | condition_embedder | patchify_proj | adaln_single | caption_projection
       | scale_shift_table
     )(?:\.|$)"""
-)
 )
 _CLIP_G_WIDTH = 1280
 _MODEL_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
