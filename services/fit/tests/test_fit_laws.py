@@ -53,12 +53,12 @@ def test_bytes_per_token(name: str, layers: int, kv_heads: int, head_size: int, 
 
 
 def test_qwen3_0_6b_at_40960_tokens_takes_4_375_gib() -> None:
-    assert kv.cache_bytes(attention(28, 8, 128), 40_960) == 4.375 * GIB
+    assert kv.filled_bytes(attention(28, 8, 128), 40_960) == 4.375 * GIB
 
 
 def test_a_hybrid_grows_only_in_its_full_attention_layers() -> None:
     assert kv.bytes_per_token(QWEN_27B) == 65_536
-    assert kv.cache_bytes(QWEN_27B, 262_144) == 16_384 * MIB  # as logged for Qwen3.6-27B
+    assert kv.filled_bytes(QWEN_27B, 262_144) == 16_384 * MIB  # as logged for Qwen3.6-27B
 
 
 def test_the_state_of_a_27b_hybrid() -> None:
@@ -70,12 +70,12 @@ def test_measured_caches_of_tiny_models() -> None:
     slots = cache_growth.slots_for(332, 2048)
     assert slots == 512
     tiny = attention(8, 2, 64)
-    assert kv.cache_bytes(tiny, slots) == 2_097_152
-    assert kv.cache_bytes(tiny, slots, 4, 64) == 589_824
-    assert kv.cache_bytes(TINY_HYBRID, slots) == 524_288
+    assert kv.filled_bytes(tiny, slots) == 2_097_152
+    assert kv.filled_bytes(tiny, slots, 4, 64) == 589_824
+    assert kv.filled_bytes(TINY_HYBRID, slots) == 524_288
     assert gated_delta.state_bytes(TINY_HYBRID) == 215_040
-    assert kv.cache_bytes(TINY_HYBRID, slots) + gated_delta.state_bytes(TINY_HYBRID) == 739_328
-    assert kv.cache_bytes(TINY_HYBRID, slots, 8, 64) + gated_delta.state_bytes(TINY_HYBRID) == 493_568
+    assert kv.filled_bytes(TINY_HYBRID, slots) + gated_delta.state_bytes(TINY_HYBRID) == 739_328
+    assert kv.filled_bytes(TINY_HYBRID, slots, 8, 64) + gated_delta.state_bytes(TINY_HYBRID) == 493_568
 
 
 @pytest.mark.parametrize(("bits", "per_element"), [(8, 1.0625), (4, 0.5625)])

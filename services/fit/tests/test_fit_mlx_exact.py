@@ -132,7 +132,7 @@ def test_caches_equal_the_law(models: dict[str, Path], name: str, prompt: int, a
     geometry = facts_of(models[name]).geometry
     assert geometry is not None
     slots = cache_growth.slots_for(prompt + answer, step)
-    expected = kv.cache_bytes(geometry, slots) + gated_delta.state_bytes(geometry)
+    expected = kv.filled_bytes(geometry, slots) + gated_delta.state_bytes(geometry)
     assert sum(cache.nbytes for cache in generated(model, prompt, answer, step)) == expected
 
 
@@ -144,7 +144,7 @@ def test_quantised_caches_equal_the_law(models: dict[str, Path], bits: int) -> N
     geometry = facts_of(models["qwen3"]).geometry
     assert geometry is not None
     caches = generated(model, 40, 4, 64, kv_bits=bits, kv_group_size=64)
-    expected = kv.cache_bytes(geometry, cache_growth.slots_for(44, 64), bits, 64)
+    expected = kv.filled_bytes(geometry, cache_growth.slots_for(44, 64), bits, 64)
     assert sum(cache.nbytes for cache in caches) == expected
 
 
@@ -175,5 +175,5 @@ def test_keys_and_values_take_the_width_that_the_weights_promote_to(models: dict
     geometry = facts_of(tmp_path).geometry
     assert geometry is not None
     assert geometry.activation_bytes == 4
-    expected = kv.cache_bytes(geometry, cache_growth.slots_for(12, 64))
+    expected = kv.filled_bytes(geometry, cache_growth.slots_for(12, 64))
     assert sum(cache.nbytes for cache in generated(model, 10, 2, 64)) == expected

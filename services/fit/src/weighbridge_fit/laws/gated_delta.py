@@ -10,9 +10,14 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 FLOAT32_BYTES = 4
 
 
+def recurrent_elements(geometry: ModelGeometry) -> int:
+    """Elements of the recurrent matrices of one layer and one sequence."""
+    return geometry.delta_value_heads * geometry.delta_value_size * geometry.delta_key_size
+
+
 def recurrent_bytes(geometry: ModelGeometry) -> int:
     """The recurrent matrices of one layer and one sequence."""
-    return geometry.delta_value_heads * geometry.delta_value_size * geometry.delta_key_size * FLOAT32_BYTES
+    return recurrent_elements(geometry) * FLOAT32_BYTES
 
 
 def convolution_size(geometry: ModelGeometry) -> int:
@@ -21,10 +26,14 @@ def convolution_size(geometry: ModelGeometry) -> int:
     return 2 * keys + geometry.delta_value_heads * geometry.delta_value_size
 
 
+def convolution_elements(geometry: ModelGeometry) -> int:
+    """Inputs of the convolution that one layer keeps of one sequence."""
+    return max(0, geometry.delta_conv_width - 1) * convolution_size(geometry)
+
+
 def state_bytes(geometry: ModelGeometry) -> int:
     """Everything that one sequence's gated-delta layers remember."""
     layers = geometry.count(LayerKind.GATED_DELTA)
     if not layers:
         return 0
-    kept_columns = (geometry.delta_conv_width - 1) * convolution_size(geometry) * geometry.activation_bytes
-    return layers * (kept_columns + recurrent_bytes(geometry))
+    return layers * (convolution_elements(geometry) * geometry.activation_bytes + recurrent_bytes(geometry))

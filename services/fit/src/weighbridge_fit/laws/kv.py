@@ -1,19 +1,75 @@
-"""Bytes of keys and values, by layer type.
+"""The one place where keys, values and states are priced: what layers keep (`kv_layers`), in which type (`kv_types`),
+under which engine's law (`kv_mlx`, `kv_llama_cpp`, `kv_vllm`).
 
-Per slot and attention layer: two rows (key, value) of kv heads x head size elements. Quantised in b bits with groups
-of g, an element costs b/8 bytes and every group two more activation elements (scale and zero point). Source: mlx-lm
-0.32.2, `KVCache` and `QuantizedKVCache`; equal to the real objects' `nbytes`.
+The size of a cache is a property of a model and an engine, not of a model: gpt-oss-20b with 32 contexts of 8,192 tokens
+takes 6.09 GiB by its windows, and 12.00 GiB of vLLM's pool.
 """
 
+from enum import Enum
+
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
+from weighbridge_fit.laws import kv_llama_cpp, kv_mlx, kv_vllm
+from weighbridge_fit.laws.kv_layers import layer_row, layer_rows
+from weighbridge_fit.laws.kv_sum import CacheBytes
+from weighbridge_fit.laws.kv_types import KvType, mlx_quantised, plain
+
+MLX_PREFILL_STEP = 2048
+
+
+class KvLaw(Enum):
+    """Whose way of storing keys and values."""
+
+    MLX = "mlx"
+    LLAMA_CPP = "llama_cpp"
+    VLLM = "vllm"
+
+
+def unquantised(geometry: ModelGeometry) -> KvType:
+    """Keys and values in the activation type; two bytes where the model does not say."""
+    return plain(geometry.activation_bytes or 2)
+
+
+def layer_bytes_per_token(geometry: ModelGeometry, layer_index: int, kv_type: KvType | None = None) -> int:
+    """Bytes of one more token in one layer: key, value, latent row, indexer key. `kv_type` None: not quantised."""
+    stored = kv_type or unquantised(geometry)
+    row = layer_row(geometry, layer_index)
+    return sum(stored.row_bytes(elements) for elements in (row.key, row.value, row.latent, row.indexer))
+
+
+def cache_bytes(
+    geometry: ModelGeometry,
+    law: KvLaw,
+    context_tokens: int,
+    sequences: int = 1,
+    kv_type: KvType | None = None,
+    micro_batch: int = 0,
+) -> CacheBytes:
+    """Bytes of all layers' caches by kind, for `sequences` contexts of `context_tokens` each.
+
+    `micro_batch`: tokens computed at once (MLX: the prefill step); 0 is the engine's default. Exact where the engine
+    allocates at load (llama.cpp, vLLM); for MLX what is held once the context is full.
+    """
+    stored, width = kv_type or unquantised(geometry), geometry.activation_bytes or 2
+    rows = layer_rows(geometry)
+    if law is KvLaw.LLAMA_CPP:
+        batch = micro_batch or kv_llama_cpp.DEFAULT_MICRO_BATCH
+        return kv_llama_cpp.cache_bytes(rows, context_tokens, sequences, stored, batch)
+    if law is KvLaw.VLLM:
+        return kv_vllm.cache_bytes(rows, context_tokens, sequences, stored, width)
+    step = micro_batch or MLX_PREFILL_STEP
+    return kv_mlx.cache_bytes(rows, context_tokens, sequences, stored, width, step)
+
+
+# What the plan of mlx-lm's Qwen models is made of. They make a plain KVCache for sliding layers too, so a window bounds
+# nothing here (mlx-lm 0.32.2).
 
 
 def row_bytes(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> int:
     """Bytes of one key (or one value) over all kv heads of one layer. `kv_bits` 0: not quantised."""
-    elements = geometry.kv_heads * geometry.head_size
-    if not kv_bits:
-        return elements * geometry.activation_bytes
-    return elements * kv_bits // 8 + 2 * geometry.activation_bytes * (elements // kv_group_size)
+    stored = unquantised(geometry)
+    if kv_bits:
+        stored = mlx_quantised(kv_bits, kv_group_size, geometry.activation_bytes)
+    return stored.row_bytes(geometry.kv_heads * geometry.head_size)
 
 
 def bytes_per_token(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> int:
@@ -22,10 +78,6 @@ def bytes_per_token(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: in
     return 2 * growing * row_bytes(geometry, kv_bits, kv_group_size)
 
 
-def cache_bytes(geometry: ModelGeometry, slots: int, kv_bits: int = 0, kv_group_size: int = 0) -> int:
-    """Bytes of one sequence's keys and values with `slots` slots in every attention layer.
-
-    mlx-lm's Qwen models keep the whole context in sliding layers too (they make a plain KVCache for each), so a window
-    bounds nothing here.
-    """
+def filled_bytes(geometry: ModelGeometry, slots: int, kv_bits: int = 0, kv_group_size: int = 0) -> int:
+    """Bytes of one sequence's keys and values with `slots` slots in every attention layer of a Qwen model."""
     return slots * bytes_per_token(geometry, kv_bits, kv_group_size)

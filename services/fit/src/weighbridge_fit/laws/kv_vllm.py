@@ -1,0 +1,72 @@
+"""vLLM's paged cache: one pool of equal pages, taken by sequences in blocks of tokens.
+
+Every attention layer, sliding ones too, is charged for the whole context: all layers of one model share one page size,
+and the pool's capacity is told in tokens that all of them hold. Where layers keep a state instead, the block grows
+until a page of attention holds one, and each sequence takes one page for each such layer.
+
+Sources: `kv_cache_utils` and `HybridAttentionMambaModelConfig` of vLLM, read in November 2026; its own log lines for
+gpt-oss-120b (hf-mem issue 60) and the H100 runs of llm-d-planner issue 205.
+"""
+
+from collections.abc import Sequence
+
+from weighbridge_fit.laws.kv_layers import LayerRow
+from weighbridge_fit.laws.kv_sum import CacheBytes
+from weighbridge_fit.laws.kv_types import KvType
+
+BLOCK_TOKENS = 16
+# The indexer's key is float8 with one float32 scale for each 128 elements, whatever type the rest has.
+INDEXER_SCALE_ELEMENTS = 128
+INDEXER_SCALE_BYTES = 4
+STATE_BYTES = 4
+
+
+def indexer_bytes(elements: int) -> int:
+    """One token's indexer key of one layer."""
+    return elements + -(-elements // INDEXER_SCALE_ELEMENTS) * INDEXER_SCALE_BYTES
+
+
+def block_tokens(rows: Sequence[LayerRow], kv_type: KvType, activation_bytes: int) -> int:
+    """Tokens of one block: 16, or as many more as a page needs to hold one layer's state."""
+    state = max((_state_bytes(row, activation_bytes) for row in rows), default=0)
+    page = max((_token_bytes(row, kv_type) for row in rows), default=0)
+    if not state or not page:
+        return BLOCK_TOKENS
+    return -(-state // (page * BLOCK_TOKENS)) * BLOCK_TOKENS
+
+
+def cache_bytes(
+    rows: Sequence[LayerRow],
+    context_tokens: int,
+    sequences: int,
+    kv_type: KvType,
+    activation_bytes: int,
+) -> CacheBytes:
+    """What `sequences` full contexts take of the pool."""
+    block = block_tokens(rows, kv_type, activation_bytes)
+    held = -(-context_tokens // block) * block
+    page = block * max((_token_bytes(row, kv_type) for row in rows), default=0)
+    total = CacheBytes()
+    for row in rows:
+        state = _state_bytes(row, activation_bytes)
+        pair = held * (kv_type.row_bytes(row.key) + kv_type.row_bytes(row.value))
+        total = total + CacheBytes(
+            growing=0 if row.window_tokens else pair,
+            windowed=pair if row.window_tokens else 0,
+            latent=held * (kv_type.row_bytes(row.latent) + (indexer_bytes(row.indexer) if row.indexer else 0)),
+            state=max(state, page) if state else 0,
+        )
+    return total.times(sequences)
+
+
+def pool_tokens(pool_bytes: int, bytes_per_token: int) -> int:
+    """Tokens that a pool holds: whole blocks, as vLLM logs its cache size."""
+    return pool_bytes // (bytes_per_token * BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def _token_bytes(row: LayerRow, kv_type: KvType) -> int:
+    return kv_type.row_bytes(row.key) + kv_type.row_bytes(row.value) + kv_type.row_bytes(row.latent)
+
+
+def _state_bytes(row: LayerRow, activation_bytes: int) -> int:
+    return row.state * STATE_BYTES + row.convolution * activation_bytes
