@@ -1,7 +1,12 @@
-"""How mlx-lm's key/value cache grows: in slabs of 256 slots, appended to the tokens held so far.
+"""How mlx-lm's key/value caches grow.
 
-Source: `KVCache.update_and_fetch` of mlx-lm 0.32.2 (QuantizedKVCache grows the same way). Capacity is not the token
-count rounded up: chunks of 300 and 300 tokens end at 812 slots.
+A cache of the whole context grows in slabs of 256 slots, appended to the tokens held so far. Source:
+`KVCache.update_and_fetch` of mlx-lm 0.32.2 (QuantizedKVCache and BatchKVCache grow the same way). Capacity is not the
+token count rounded up: chunks of 300 and 300 tokens end at 812 slots.
+
+A cache of a sliding window (`RotatingKVCache`, BatchRotatingKVCache alike) takes a chunk whole, after cutting what it
+holds to one less than the window, so that it is larger than its window until a single token is decoded; single tokens
+grow it by up to 256 slots to no more than the window.
 """
 
 from collections.abc import Iterable
@@ -59,3 +64,37 @@ def _grown(held: int, capacity: int, chunk: int) -> int:
 def most_slots_for(tokens: int) -> int:
     """The most slots that any way of filling a cache with `tokens` can end with."""
     return tokens + GROWTH_STEP - 1
+
+
+def window_slots_after(chunks: Iterable[int], window: int) -> list[int]:
+    """Slots that a sliding window's cache holds after each of these chunks of tokens."""
+    held: list[int] = []
+    slots = place = offset = 0
+    for chunk in chunks:
+        if chunk > 1:
+            # Brought into order first, which cuts off slots not yet written.
+            kept = slots if place == slots or place < offset else place
+            slots = place = min(kept, window - 1) + chunk if slots else chunk
+        else:
+            if not slots or (offset >= slots and slots < window):
+                slots, place = slots + min(GROWTH_STEP, window - offset), offset
+            if slots > window:
+                slots = place = window
+            place = (0 if place == window else place) + 1
+        offset += chunk
+        held.append(slots)
+    return held
+
+
+def window_slots_for(tokens: int, window: int) -> int:
+    """Slots of a sliding window's cache once a prompt of `tokens` has been read in chunks of two tokens or more, and
+    its last token alone: one slab beyond the tokens before it, and never more than the window. No other way of filling
+    it ends with more."""
+    return min(tokens - 1 + GROWTH_STEP, window)
+
+
+def most_window_slots_in_prefill(tokens: int, prefill_step: int, window: int) -> int:
+    """The most slots that a sliding window's cache holds while a prompt is read in steps."""
+    read = max(tokens - 1, 1)
+    chunk = min(prefill_step, read)
+    return min(window - 1, read - chunk) + chunk if read > chunk else chunk
