@@ -54,3 +54,8 @@ class Capacity:
     def host_ceiling(self) -> Ceiling:
         """What host memory must stay beneath: the lower of the host's share and the total."""
         return min(self.host, self.total, key=lambda ceiling: ceiling.effective)
+
+    @property
+    def largest_card(self) -> DeviceCeiling:
+        """The card that holds most: a model loads on one. Ask only of a machine that has cards."""
+        return max(self.devices, key=lambda device: device.ceiling.effective)

@@ -72,10 +72,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A plan's memory: its lines and their sums."""
+    """A plan's memory: its lines and their sums. `host` is what host memory holds at its own peak, `device` what a card
+    holds while the model is loaded, `device_peak` what it holds at most."""
 
     lines: tuple[Line, ...]
     total: Range
+    host: Range
     device: Range
     device_peak: Range
     largest_buffer: Range
@@ -90,9 +92,11 @@ def requirement(lines: tuple[Line, ...]) -> Requirement:
         largest_buffer = largest_buffer.cover(line.buffer)
     phases = [phase for phase in Phase if phase is not Phase.RESIDENT]
     on_device = tuple(line for line in ordered if line.on_device)
+    on_host = tuple(line for line in ordered if not line.on_device)
     return Requirement(
         lines=ordered,
         total=_peak(ordered, phases),
+        host=_peak(on_host, phases),
         device=_sum(on_device, Phase.RESIDENT),
         device_peak=_peak(on_device, phases),
         largest_buffer=largest_buffer,

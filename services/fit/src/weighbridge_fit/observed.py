@@ -39,4 +39,8 @@ def sharpen(requirement: Requirement, observed: Observed | None) -> Requirement:
         return requirement
     total = requirement.total
     expected = max(total.low, round(observed.p95_peak_bytes * MARGIN))
-    return replace(requirement, total=Range(total.low, expected, max(total.high, expected)))
+    sharpened = Range(total.low, expected, max(total.high, expected))
+    host, on_card = requirement.host, requirement.device_peak.expected
+    # What was measured is host and cards together; what a card holds is planned, so the rest is the host's.
+    at_host = max(host.low, expected - on_card)
+    return replace(requirement, total=sharpened, host=Range(host.low, at_host, max(host.high, at_host)))

@@ -45,7 +45,9 @@ class _Test:
 def judge(requirement: Requirement, capacity: Capacity) -> Assessment:
     """Compares a requirement with a machine.
 
-    WONT_RUN needs the low bound above a ceiling; a ceiling between the low and the high bound is TIGHT.
+    WONT_RUN needs the low bound above a ceiling; a ceiling between the low and the high bound is TIGHT. On a card a
+    model is charged for what it holds there while loaded, and that may spill into host memory, as the ledger lets the
+    only model of a card: too small a card alone is TIGHT, and so is a buffer beyond what its driver gives out.
     """
     tests = _tests(requirement, capacity)
     beyond = [test for test in tests if test.need.low > test.ceiling.effective]
@@ -57,6 +59,10 @@ def judge(requirement: Requirement, capacity: Capacity) -> Assessment:
             f"{_allows(worst.ceiling)} {format_gib(worst.ceiling.effective)}."
         )
         return Assessment(Verdict.WONT_RUN, code, reason)
+    too_large = _beyond_allocation(requirement, capacity)
+    if too_large is not None:
+        return too_large
+    tests += _card_tests(requirement, capacity)
     tight = [test for test in tests if test.need.high > test.ceiling.effective]
     if tight:
         worst = max(tight, key=lambda test: test.need.high - test.ceiling.effective)
@@ -95,20 +101,53 @@ def help_for(requirement: Requirement, capacity: Capacity, weight_bytes: int, sm
 
 
 def _tests(requirement: Requirement, capacity: Capacity) -> list[_Test]:
-    total = requirement.total
-    tests = [_Test(_host_part(requirement), capacity.host_ceiling, "memory")]
-    if requirement.device_peak.high and capacity.devices:
-        card = max(capacity.devices, key=lambda device: device.ceiling.effective)
-        tests.append(_Test(requirement.device, card.ceiling, "the card's memory"))
-        tests.append(_Test(total, capacity.total, "memory"))
-    return tests
+    """What the ledger refuses at: host memory with what spills into it, and everything together."""
+    if not uses_card(requirement, capacity):
+        return [_Test(requirement.total, capacity.host_ceiling, "memory")]
+    host, spilled = requirement.host, spilled_bytes(requirement, capacity)
+    where = "the host's memory, what the card cannot hold included" if spilled.high else "the host's memory"
+    return [
+        _Test(host + spilled, capacity.host_ceiling, where),
+        _Test(requirement.total, capacity.total, "memory, host and cards together"),
+    ]
 
 
-def _host_part(requirement: Requirement) -> Range:
-    """What is not on a card; everything, on machines with one memory."""
-    total, device = requirement.total, requirement.device_peak
-    low, expected = max(0, total.low - device.low), max(0, total.expected - device.expected)
-    return Range(low, max(low, expected), max(low, expected, total.high - device.high))
+def _card_tests(requirement: Requirement, capacity: Capacity) -> list[_Test]:
+    """Whether a card holds all that would run on it; if not, the model still runs, slower or with parts elsewhere."""
+    if not uses_card(requirement, capacity):
+        return []
+    held, peak = requirement.device, requirement.device_peak
+    return [_Test(held.cover(peak), capacity.largest_card.ceiling, "the card's memory")]
+
+
+def _beyond_allocation(requirement: Requirement, capacity: Capacity) -> Assessment | None:
+    """A single buffer that the card's driver will not give out in one piece, however much is free."""
+    if not uses_card(requirement, capacity):
+        return None
+    limit = capacity.largest_card.allocation_limit
+    largest = max(
+        (line for line in requirement.lines if line.on_device), key=lambda line: line.buffer.expected, default=None
+    )
+    if not limit or largest is None or largest.buffer.expected <= limit:
+        return None
+    reason = (
+        f"One buffer of {format_gib(largest.buffer.expected)} ({largest.component}, {largest.phase.value}) is larger "
+        f"than the {format_gib(limit)} that this card gives out in one piece."
+    )
+    return Assessment(Verdict.TIGHT, "EXCEEDS_ALLOCATION", reason)
+
+
+def uses_card(requirement: Requirement, capacity: Capacity) -> bool:
+    """Whether a plan puts anything on a card that this machine has."""
+    return bool(capacity.devices) and requirement.device_peak.high > 0
+
+
+def spilled_bytes(requirement: Requirement, capacity: Capacity) -> Range:
+    """What does not fit on the largest card and goes to host memory: at least of what is held, at most of the peak."""
+    card = capacity.largest_card.ceiling.effective
+    held, peak = requirement.device, requirement.device_peak
+    low, expected = max(0, held.low - card), max(0, peak.expected - card)
+    return Range(low, max(low, expected), max(low, expected, peak.high - card))
 
 
 def _only_the_limit(test: _Test) -> bool:

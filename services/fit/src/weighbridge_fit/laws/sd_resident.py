@@ -1,8 +1,8 @@
 """What stable-diffusion.cpp keeps of each weight: the conversions that it makes while it loads, tensor by tensor.
 
-Source: the engine's own constructors (Linear, Embedding, Conv2d, norms) and its table of unused tensors, in the tree that
-stable-diffusion-cpp-python 0.4.7 carries; compared in November 2026 with the sizes that this build allocates, equal to
-the byte for every architecture, file type and retyping in the calibration rows.
+Source: the engine's own constructors (Linear, Embedding, Conv2d, norms) and its table of unused tensors, in the tree
+that stable-diffusion-cpp-python 0.4.7 carries; compared in November 2026 with the sizes that this build allocates,
+equal to the byte for every architecture, file type and retyping in the calibration rows.
 """
 
 import re
@@ -63,7 +63,7 @@ _ROWS_READ = frozenset({"F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"})
 _LOOKUP = re.compile(
     r"(?:token_embedding|embed_tokens|token_embd|\bshared|relative_attention_bias|attn_rel_b)\.weight$"
 )
-_POSITION = re.compile(
+_ALWAYS_FLOAT = re.compile(
     r"(?:position_embedding\.weight|position_embd\.weight|text_projection|positional_embedding|_pad_token)$"
 )
 _SD3_FLOAT = re.compile(r"(?:\bpos_embed\b|\bcontext_embedder\.|\b[ty]_embedder\.mlp\.|\bfinal_layer\.linear\.)")
@@ -156,7 +156,7 @@ def resident_type(name: str, dtype: str, shape: tuple[int, ...], row: int, famil
     if len(shape) >= 4:
         return "F16"
     forced = _FLOAT.get(family)
-    if _POSITION.search(name) or (forced is not None and forced.search(name)):
+    if _ALWAYS_FLOAT.search(name) or (forced is not None and forced.search(name)):
         return "F32"
     kept = _converted(name, _WIDENED.get(dtype, dtype), row, retyping)
     if _LOOKUP.search(name) and kept not in _ROWS_READ:
