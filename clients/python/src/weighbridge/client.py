@@ -167,6 +167,43 @@ class Suite:
         )
         return await self._call("fit", lambda: self.fit.PlanModel(request, timeout=CALL_TIMEOUT_S))
 
+    async def get_model(self, catalog_id: str) -> fit_service_pb2.GetModelResponse:
+        """One entry of the catalogue."""
+        request = fit_service_pb2.GetModelRequest(catalog_id=catalog_id)
+        return await self._call("fit", lambda: self.fit.GetModel(request, timeout=CALL_TIMEOUT_S))
+
+    async def check_pull(
+        self, catalog_id: str, machine: machine_pb2.Machine | None = None
+    ) -> fit_service_pb2.CheckPullResponse:
+        """Whether a download may start: the call fails with MODEL_WONT_RUN if the model could not run here."""
+        request = fit_service_pb2.CheckPullRequest(catalog_id=catalog_id, machine=machine)
+        return await self._call("fit", lambda: self.fit.CheckPull(request, timeout=CALL_TIMEOUT_S))
+
+    async def list_fits(
+        self,
+        *,
+        use: "fit_service_pb2.ModelUse.ValueType" = fit_service_pb2.MODEL_USE_UNSPECIFIED,
+        quality: "plan_pb2.QualityTier.ValueType" = plan_pb2.QUALITY_TIER_UNSPECIFIED,
+        machine: machine_pb2.Machine | None = None,
+        catalog_ids: Sequence[str] = (),
+    ) -> fit_service_pb2.ListFitsResponse:
+        """The catalogue on one machine, every model with its verdict: every page in one response."""
+
+        def page(token: str) -> Awaitable[fit_service_pb2.ListFitsResponse]:
+            request = fit_service_pb2.ListFitsRequest(
+                use=use, quality=quality, machine=machine, catalog_ids=catalog_ids, page_token=token
+            )
+            return self.fit.ListFits(request, timeout=CALL_TIMEOUT_S)
+
+        whole = await self._call("fit", partial(page, ""))
+        token = whole.next_page_token
+        while token:
+            more = await self._call("fit", partial(page, token))
+            whole.fits.extend(more.fits)
+            token = more.next_page_token
+        whole.next_page_token = ""
+        return whole
+
     # ---- ledger
 
     @property
