@@ -15,11 +15,11 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-DISTRIBUTIONS := proto services/common services/fit services/ledger services/engines clients/python
+DISTRIBUTIONS := proto catalog services/common services/fit services/ledger services/engines clients/python
 DEMO_WEIGHTS := services/engines/demo-weights.txt
 REQUIREMENTS := requirements-dev.txt constraints.txt $(DEMO_WEIGHTS) $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
 PROTOS := $(shell find proto/weighbridge -name '*.proto') proto/generate.py proto/hatch_build.py
-TYPED := proto/python services/common/src services/fit/src services/ledger/src services/engines/src clients/python/src
+TYPED := proto/python catalog/src services/common/src services/fit/src services/ledger/src services/engines/src clients/python/src
 DOCKERFILES := $(wildcard services/*/Dockerfile clients/*/Dockerfile)
 # No engine is asked: what compose checks here is the files.
 COMPOSE := DOCKER_HOST=unix:///dev/null $(BIN)/docker-compose
@@ -70,7 +70,7 @@ up: setup ## the whole suite on this machine, until Ctrl-C
 test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options')
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) $(TESTS)
 
-lint: setup ## formatting, lint, types, contracts, containers
+lint: setup ## formatting, lint, types, contracts, catalogue, containers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
@@ -79,6 +79,8 @@ lint: setup ## formatting, lint, types, contracts, containers
 	cd proto && ../$(BIN)/buf breaking --against baseline.binpb
 	$(COMPOSE) config --quiet
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	$(BIN)/check-jsonschema --check-metaschema catalog/schema/model.schema.json
+	$(BIN)/check-jsonschema --schemafile catalog/schema/model.schema.json catalog/models/*.json
 	$(BIN)/hadolint $(DOCKERFILES)
 
 format: setup ## rewrite Python and .proto files as lint wants them
