@@ -20,6 +20,10 @@ class RegularFile:
         self._descriptor = descriptor
         self.size = size
 
+    def fileno(self) -> int:
+        """The open descriptor, to hand the file to a process that may read all of it."""
+        return self._descriptor
+
     def read_exactly(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`. Raises TRUNCATED when the file has fewer."""
         if length > self.size - offset:

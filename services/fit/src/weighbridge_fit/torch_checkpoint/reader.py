@@ -1,6 +1,7 @@
 """Reads what a torch checkpoint holds; the weights are never touched, and nothing in the file is executed."""
 
 from pathlib import Path
+from typing import Any
 
 from weighbridge_fit.budget import ParseBudget
 from weighbridge_fit.errors import WeightError, WeightReason
@@ -8,6 +9,7 @@ from weighbridge_fit.facts import FileFacts, TensorFact, WeightFormat, precision
 from weighbridge_fit.files import RegularFile, open_regular
 from weighbridge_fit.torch_checkpoint.archive import LOCAL_MAGIC, Archive, read_archive
 from weighbridge_fit.torch_checkpoint.contents import bare, named_tensors, tensor_facts
+from weighbridge_fit.torch_checkpoint.legacy import read_legacy
 from weighbridge_fit.torch_checkpoint.machine import Machine
 from weighbridge_fit.torch_checkpoint.stream import open_pickle
 from weighbridge_fit.torch_checkpoint.tensors import TensorRules
@@ -37,11 +39,10 @@ def read_checkpoint(file: RegularFile, name: str, component: str, budget: ParseB
     """The facts of an open file."""
     start = file.read_exactly(0, min(len(LEGACY_START), file.size))
     if start == LEGACY_START:
-        message = (
-            "this checkpoint is in torch's format from before version 1.6: install weighbridge-fit[torch] to read it, "
-            "or convert it to safetensors"
-        )
-        raise WeightError(WeightReason.LEGACY_CHECKPOINT, message)
+        tensors = read_legacy(file)
+        # Pickles and weights alternate in these files: what is no weight is header.
+        rest = max(0, file.size - sum(tensor.bytes for tensor in tensors))
+        return _file_facts(file, name, component, tensors, rest, {"torch.archive": "legacy"})
     if not start.startswith(LOCAL_MAGIC):
         raise WeightError(WeightReason.BAD_MAGIC, "the file does not start as a torch checkpoint does", offset=0)
     archive = read_archive(file, budget)
@@ -52,19 +53,32 @@ def read_checkpoint(file: RegularFile, name: str, component: str, budget: ParseB
     if script:
         constants, _ = _tensors_of(file, archive, CONSTANTS, b"constants/", "constants", budget)
         facts += constants
+    metadata = {
+        "torch.archive": "torchscript" if script else "checkpoint",
+        # Classes and functions that the file names and nobody looked up.
+        "torch.inert_names": opaque,
+    }
+    header_bytes = archive.directory_bytes + archive.records[STRUCTURE].size
+    return _file_facts(file, name, component, facts, header_bytes, metadata)
+
+
+def _file_facts(
+    file: RegularFile,
+    name: str,
+    component: str,
+    facts: tuple[TensorFact, ...],
+    header_bytes: int,
+    metadata: dict[str, Any],
+) -> FileFacts:
     return FileFacts(
         name=name,
         component=component,
         format=WeightFormat.TORCH_CHECKPOINT,
         file_bytes=file.size,
-        header_bytes=archive.directory_bytes + archive.records[STRUCTURE].size,
+        header_bytes=header_bytes,
         tensor_count=len(facts),
         precisions=precision_totals((fact.dtype, 1, fact.elements, fact.bytes) for fact in facts),
-        metadata={
-            "torch.archive": "torchscript" if script else "checkpoint",
-            # Classes and functions that the file names and nobody looked up.
-            "torch.inert_names": opaque,
-        },
+        metadata=metadata,
         make_tensors=lambda: facts,
     )
 
