@@ -1,0 +1,1 @@
+"""Plans for stable-diffusion.cpp's sd-server: images and video."""

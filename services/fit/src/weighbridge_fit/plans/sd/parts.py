@@ -1,0 +1,265 @@
+"""The parts of a model as sd-server loads them: which tensors, under which of the engine's names, from which file."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from weighbridge_fit.facts import TensorFact, WeightFacts, WeightFormat
+from weighbridge_fit.model import Model
+from weighbridge_fit.recognise.stable_diffusion import Part as Component
+from weighbridge_fit.recognise.stable_diffusion import component_of
+
+WHOLE = "model"
+"""A checkpoint about which only its size is known: every part in one."""
+HIGH_NOISE = "high_noise_diffusion_model"
+
+TEXT = (Component.CLIP_L, Component.CLIP_G, Component.T5XXL, Component.LLM, Component.LLM_VISION)
+DIFFUSION = (Component.DIFFUSION_MODEL, HIGH_NOISE, Component.CONTROL_NET, Component.CLIP_VISION, Component.LORA)
+PICTURE = (Component.VAE, Component.TAESD)
+
+_UNET_FAMILY = frozenset({"sd15", "sd21", "sdxl", "sdxl_refiner", "sd1_tiny", "sdxs512", "svd"})
+_PREFIX: Mapping[str, str] = {
+    Component.DIFFUSION_MODEL: "model.diffusion_model.",
+    HIGH_NOISE: "model.high_noise_diffusion_model.",
+    Component.CLIP_L: "text_encoders.clip_l.transformer.",
+    Component.CLIP_G: "text_encoders.clip_g.transformer.",
+    Component.T5XXL: "text_encoders.t5xxl.transformer.",
+    Component.LLM: "text_encoders.llm.",
+    Component.LLM_VISION: "text_encoders.llm.visual.",
+    Component.CLIP_VISION: "cond_stage_model.transformer.",
+    Component.VAE: "first_stage_model.",
+    Component.TAESD: "tae.",
+    Component.CONTROL_NET: "control_model.",
+    Component.LORA: "lora.",
+}
+"""What the engine puts before the names of a part's own file (its flags' code, as it reads files)."""
+_UNET_PREFIX: Mapping[str, str] = {
+    Component.CLIP_L: "cond_stage_model.transformer.",
+    Component.CLIP_G: "cond_stage_model.1.transformer.",
+}
+_CHECKPOINT = re.compile(
+    r"(?:model\.(?:high_noise_)?diffusion_model|first_stage_model|vae|cond_stage_model|conditioner|text_encoders|te|unet"
+    r"|tae|control_model)\."
+)
+_SURPLUS: Mapping[str, re.Pattern[str]] = {
+    Component.CLIP_L: re.compile(r"(?:vision_model\.|visual_projection|visual\.)"),
+    Component.CLIP_G: re.compile(r"(?:vision_model\.|visual_projection|visual\.)"),
+    Component.T5XXL: re.compile(r"(?:decoder\.block\.|dec\.blk\.|lm_head\.)"),
+}
+"""Tensors that files of a part carry and the engine has no place for."""
+_CLIP_L_WIDTH = 768
+
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "sd15": (Component.CLIP_L, Component.VAE),
+    "sd21": (Component.CLIP_L, Component.VAE),
+    "sdxl": (Component.CLIP_L, Component.CLIP_G, Component.VAE),
+    "sd3m": (Component.VAE,),
+    "sd35m": (Component.VAE,),
+    "sd35l": (Component.VAE,),
+    "flux1": (Component.T5XXL, Component.CLIP_L, Component.VAE),
+    "flux2": (Component.LLM, Component.VAE),
+    "klein": (Component.LLM, Component.VAE),
+    "zimage": (Component.LLM, Component.VAE),
+    "qwen": (Component.LLM, Component.VAE),
+    "wan": (Component.T5XXL, Component.VAE),
+}
+"""What an architecture cannot render without, by the start of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor under the engine's name. `row` is its fastest dimension in elements."""
+
+    name: str
+    fact: TensorFact
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """One component. Without `weights` nothing but its size and perhaps its quantisation is known."""
+
+    component: str
+    weights: tuple[Weight, ...]
+    file_bytes: int
+    quantization: str = ""
+    separate: bool = False
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes that are read from the file."""
+        return sum(weight.fact.bytes for weight in self.weights) or self.file_bytes
+
+
+def parts_of(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
+    """Every part that the engine would load, in the order in which it loads them: the diffusion model first.
+
+    A tiny autoencoder takes the place of the full one. Parts of a catalogue model that are not on disk come from its
+    entry, with sizes alone where no facts are pinned.
+    """
+    found: dict[str, LoadedPart] = {}
+    for part in (*_main(model, architecture), *_companions(model, architecture), *_entry(model)):
+        found.setdefault(part.component, part)
+    if Component.TAESD in found:
+        found.pop(Component.VAE, None)
+    order = (WHOLE, *DIFFUSION, *TEXT, *PICTURE)
+    return tuple(sorted(found.values(), key=lambda part: order.index(part.component)))
+
+
+def missing_parts(parts: Iterable[LoadedPart], architecture: str) -> tuple[str, ...]:
+    """Parts without which the engine cannot load or render this architecture."""
+    have = {part.component for part in parts}
+    if WHOLE in have:
+        return ()
+    needed = next((roles for start, roles in _REQUIRED.items() if architecture.startswith(start)), ())
+    return tuple(
+        role for role in needed if role not in have and not (role == Component.VAE and Component.TAESD in have)
+    )
+
+
+Value = TypeVar("Value")
+
+
+class Same(Generic[Value]):
+    """A value that is equal to nothing but itself: what is made of large frozen facts is kept while one request asks for
+    it again and again, without comparing thousands of tensors."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _main(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
+    facts = model.facts
+    if facts.tensors:
+        return _from_tensors(Same(facts), architecture)
+    if model.entry is not None:
+        return ()
+    known = [total for total in facts.components if total.component in _PREFIX]
+    if not known:
+        return (LoadedPart(WHOLE, (), facts.file_bytes or facts.tensor_bytes, facts.quantization),)
+    return tuple(LoadedPart(total.component, (), total.bytes, facts.quantization) for total in known)
+
+
+@lru_cache(maxsize=4)
+def _from_tensors(given: Same[WeightFacts], architecture: str) -> tuple[LoadedPart, ...]:
+    facts = given.value
+    checkpoint = any(_CHECKPOINT.match(fact.name) for _, fact in facts.tensors)
+    groups: dict[str, list[Weight]] = {}
+    for _, fact in facts.tensors:
+        component = _component(fact.name) if checkpoint else Component.DIFFUSION_MODEL
+        weight = _weight(component, fact, facts.format, architecture)
+        if weight is not None:
+            groups.setdefault(_home(weight, component), []).append(weight)
+    return tuple(
+        LoadedPart(component, tuple(weights), sum(weight.fact.bytes for weight in weights))
+        for component, weights in groups.items()
+    )
+
+
+def _companions(model: Model, architecture: str) -> list[LoadedPart]:
+    made: list[LoadedPart] = []
+    for role, facts in sorted(model.companions.items()):
+        if role in _PREFIX:
+            made += _from_file(role, Same(facts), architecture)
+    return made
+
+
+@lru_cache(maxsize=16)
+def _from_file(role: str, given: Same[WeightFacts], architecture: str) -> tuple[LoadedPart, ...]:
+    facts = given.value
+    weights = [weight for _, fact in facts.tensors if (weight := _weight(role, fact, facts.format, architecture))]
+    own = tuple(weight for weight in weights if _home(weight, role) == role)
+    made = [LoadedPart(role, own, facts.file_bytes, facts.quantization, separate=True)]
+    vision = tuple(weight for weight in weights if _home(weight, role) != role)
+    if vision and architecture.startswith("qwen"):
+        size = sum(weight.fact.bytes for weight in vision)
+        made.append(LoadedPart(Component.LLM_VISION, vision, size, separate=True))
+    return tuple(made)
+
+
+def _entry(model: Model) -> list[LoadedPart]:
+    """What a catalogue entry names and nothing else has told about."""
+    entry = model.entry
+    if entry is None:
+        return []
+    have = set(model.companions) | ({WHOLE, Component.DIFFUSION_MODEL} if model.facts.tensors else set())
+    sizes: dict[str, tuple[int, str]] = {}
+    for file in entry.files:
+        if file.component and file.component not in have:
+            size, quantization = sizes.get(file.component, (0, ""))
+            sizes[file.component] = (size + file.size_bytes, quantization or quantization_in(file.name))
+    main = {WHOLE, Component.DIFFUSION_MODEL}
+    return [
+        LoadedPart(component, (), size, quantization or (entry.quantization if component in main else ""), True)
+        for component, (size, quantization) in sizes.items()
+        if component in _PREFIX or component == WHOLE
+    ]
+
+
+_QUANTIZATION = re.compile(
+    r"(?i)(?<![a-z0-9])(?P<name>I?Q\d(?:_[0-9KX]+)*(?:_[SMLX]{1,3})?|TQ\d_\d|MXFP4|BF16|F(?:P)?(?:32|16|8)|FP8_E\dM\dFN?)"
+)
+
+
+def quantization_in(file_name: str) -> str:
+    """The stored type that a file's name speaks of, upper case, "" if none."""
+    found = _QUANTIZATION.search(file_name)
+    if found is None:
+        return ""
+    name = found["name"].upper()
+    return name.replace("FP", "F") if name.startswith("FP") else name
+
+
+_OWN_PREFIXES = (
+    ("model.high_noise_diffusion_model.", HIGH_NOISE),
+    ("unet.", Component.DIFFUSION_MODEL),
+    ("te.1.", Component.CLIP_G),
+    ("te.", Component.CLIP_L),
+)
+
+
+def _component(name: str) -> str:
+    for prefix, component in _OWN_PREFIXES:
+        if name.startswith(prefix):
+            return component
+    found = component_of(name)
+    # In a checkpoint a name without a prefix of the engine's is nobody's, however much it looks like a part's.
+    return found if _CHECKPOINT.match(name) else Component.UNUSED
+
+
+def _home(weight: Weight, component: str) -> str:
+    """A language model's file may carry its vision tower."""
+    return Component.LLM_VISION if weight.name.startswith(_PREFIX[Component.LLM_VISION]) else component
+
+
+def _weight(component: str, fact: TensorFact, stored: WeightFormat, architecture: str) -> Weight | None:
+    surplus = _SURPLUS.get(component)
+    if component not in _PREFIX or (surplus is not None and surplus.search(fact.name)):
+        return None
+    name = _engine_name(component, fact.name, architecture)
+    if component == Component.CLIP_L and "text_projection" in name and _CLIP_L_WIDTH in fact.shape:
+        return None
+    row = (fact.shape[0] if stored is WeightFormat.GGUF else fact.shape[-1]) if fact.shape else 1
+    return Weight(name, fact, row)
+
+
+def _engine_name(component: str, name: str, architecture: str) -> str:
+    if name.startswith("vae."):
+        return _PREFIX[Component.VAE] + name[len("vae.") :]
+    if _CHECKPOINT.match(name):
+        return name
+    if architecture in _UNET_FAMILY and component in _UNET_PREFIX:
+        return _UNET_PREFIX[component] + name
+    if component == Component.LLM and name.startswith(("visual.", "model.visual.")):
+        return _PREFIX[Component.LLM_VISION] + name.partition("visual.")[2]
+    return _PREFIX[component] + name

@@ -1,0 +1,107 @@
+"""Bytes that each part holds once loaded: exact where its tensors are known, a range where only its size is."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from weighbridge_fit.laws.sd_resident import (
+    AS_STORED,
+    BLOCKS,
+    CPU_ALIGNMENT,
+    WIDEST_ALIGNMENT,
+    Family,
+    Retyping,
+    resident_bytes,
+    resident_type,
+)
+from weighbridge_fit.lines import Range, Source
+from weighbridge_fit.plans.sd.parts import LoadedPart, Same, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one part holds. `largest` is its largest tensor, `converted` the largest that changes its type on
+    loading."""
+
+    component: str
+    bytes: Range
+    source: Source
+    basis: str
+    largest: int = 0
+    converted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """Bytes in memory per byte of the file, by what the file stores."""
+
+    low: float
+    expected: float
+    high: float
+    basis: str
+
+
+_BY_QUANTIZATION = (
+    # Convolution kernels become F16: a UNet's F32 file shrinks to 0.68 (SD 1.5), a transformer's hardly at all.
+    (re.compile("F32"), _Factor(0.66, 0.9, 1.0, "0.66-1.0 x an F32 file: kernels become F16")),
+    (re.compile("BF16"), _Factor(1.0, 1.03, 1.16, "1.0-1.16 x a BF16 file: lookup tables become F32")),
+    (re.compile("F16"), _Factor(0.98, 1.0, 1.04, "0.98-1.04 x an F16 file: norms become F32")),
+    (re.compile("F8"), _Factor(1.9, 2.0, 2.02, "2 x an F8 file: every weight becomes F16")),
+    (re.compile("I?Q[1-6]_K|IQ|TQ|MXFP4"), _Factor(0.98, 1.06, 1.9, "0.98-1.9 x a K-quant: lookup tables become F32")),
+    (
+        re.compile("Q[458]_[01]"),
+        _Factor(0.98, 1.0, 1.12, "0.98-1.12 x a legacy quant: what cannot be kept becomes F32"),
+    ),
+)
+_UNSAID = _Factor(0.66, 1.05, 2.02, "0.66-2.02 x the file: its stored type is not known")
+_TABLE_HEAVY = frozenset({"llm", "t5xxl"})
+"""Encoders with vocabularies of 150,000 to 260,000 rows: as F32 they are up to half of a K-quant's memory (measured:
+Qwen2.5-VL-7B Q4_K 1.47 x its Q4_0)."""
+
+
+def held_bytes(part: LoadedPart, family: Family, retyping: Retyping, on_card: bool) -> Held:
+    """What a part holds after loading. `on_card`: drivers pad more than the host does."""
+    if not part.weights:
+        return _plausibly(part, retyping)
+    return _exactly(part.component, Same(part.weights), family, retyping, on_card)
+
+
+@lru_cache(maxsize=64)
+def _exactly(
+    component: str, given: Same[tuple[Weight, ...]], family: Family, retyping: Retyping, on_card: bool
+) -> Held:
+    weights = given.value
+    size = padded = largest = converted = 0
+    for weight in weights:
+        one = resident_bytes(weight.fact, weight.name, weight.row, family, retyping, CPU_ALIGNMENT)
+        if not one:
+            continue
+        size += one
+        padded += resident_bytes(weight.fact, weight.name, weight.row, family, retyping, WIDEST_ALIGNMENT)
+        largest = max(largest, one)
+        kept = resident_type(weight.name, weight.fact.dtype, weight.fact.shape, weight.row, family, retyping)
+        if kept != weight.fact.dtype:
+            converted = max(converted, one)
+    count = len(weights)
+    basis = f"{count:,} tensors of the header, each as the engine keeps it"
+    if retyping != AS_STORED:
+        basis += ", after the retyping that was asked for"
+    return Held(component, Range(size, size, padded if on_card else size), Source.DERIVED, basis, largest, converted)
+
+
+def _plausibly(part: LoadedPart, retyping: Retyping) -> Held:
+    factor = next((factor for pattern, factor in _BY_QUANTIZATION if pattern.search(part.quantization)), _UNSAID)
+    low, expected, high = factor.low, factor.expected, factor.high
+    if part.component in _TABLE_HEAVY and "lookup tables" in factor.basis:
+        expected = max(expected, 1.15 if "BF16" in factor.basis else 1.45)
+        high = max(high, 1.25)
+    stored = f"{part.file_bytes:,} bytes of {part.quantization or 'an unknown type'}"
+    basis = f"no tensors known: {factor.basis}; {stored}"
+    if retyping != AS_STORED:
+        # From the widest to the narrowest type there is: a retyped file can become anything in between.
+        elements, width = BLOCKS[retyping.to] if retyping.to else BLOCKS["F32"]
+        per_element = width / elements
+        low, high = min(low, per_element / 4), max(high, per_element * 8)
+        basis += "; retyped, so between the extremes"
+    size = part.file_bytes
+    return Held(part.component, Range(int(low * size), int(expected * size), int(high * size)), Source.ASSUMED, basis)
