@@ -156,9 +156,9 @@ def test_pipes_and_folders_are_no_weight_files(root: Path) -> None:
 
 
 def test_another_format_is_refused_by_name(root: Path) -> None:
-    (root / "model.ckpt").write_bytes(b"PK\x03\x04" + bytes(100))
+    (root / "model.onnx").write_bytes(b"\x08\x08\x12\x07pytorch" + bytes(100))
     with pytest.raises(WeightError) as caught:
-        facts_of(root / "model.ckpt", root)
+        facts_of(root / "model.onnx", root)
     assert caught.value.reason is WeightReason.UNKNOWN_FORMAT
 
 

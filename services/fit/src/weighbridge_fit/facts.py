@@ -146,3 +146,7 @@ class WeightFacts:
     def component_bytes(self, component: str) -> int:
         """Tensor bytes of one component, 0 when there is none."""
         return sum(total.bytes for total in self.components if total.component == component)
+
+    def component_tensors(self, component: str) -> tuple[TensorFact, ...]:
+        """The tensors of one component, by name; empty where the facts came without tensors."""
+        return tuple(tensor for name, tensor in self.tensors if name == component)

@@ -1,7 +1,7 @@
 """Adds files up to weight facts, and names them by their digest."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from weighbridge_fit.facts import (
     ComponentTotal,
@@ -9,17 +9,13 @@ from weighbridge_fit.facts import (
     FileSummary,
     Labelled,
     PrecisionTotal,
+    Role,
     TensorFact,
     WeightFacts,
     WeightFormat,
     precision_totals,
 )
 from weighbridge_fit.geometry import ModelGeometry
-
-
-def label(files: Iterable[FileFacts], component_of: Callable[[FileFacts, TensorFact], str]) -> list[Labelled]:
-    """Every tensor with the component it belongs to."""
-    return [(component_of(file, tensor), tensor) for file in files for tensor in file.tensors]
 
 
 def model_digest(labelled: Iterable[Labelled]) -> str:
@@ -45,8 +41,10 @@ def weight_facts(
     quantization: str,
     geometry: ModelGeometry | None,
     notes: tuple[str, ...] = (),
+    role: Role = Role.MODEL,
+    made_for: str = "",
 ) -> WeightFacts:
-    """The facts of a whole model."""
+    """The facts of a whole model, or of what `role` says it is."""
     by_component: dict[str, list[TensorFact]] = {}
     for component, tensor in labelled:
         by_component.setdefault(component, []).append(tensor)
@@ -74,6 +72,8 @@ def weight_facts(
         geometry=geometry,
         notes=notes,
         tensors=tuple(sorted(labelled)),
+        role=role,
+        made_for=made_for,
     )
 
 

@@ -6,7 +6,7 @@ checkpoints give the slowest dimension first, GGUF the fastest, so rules ask whi
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from weighbridge_fit.facts import TensorFact
@@ -27,6 +27,10 @@ class Part(StrEnum):
     CONTROL_NET = "control_net"
     LORA = "lora"
     UNUSED = "unused"
+
+
+HIGH_NOISE = "high_noise_diffusion_model"
+"""The half of Wan 2.2 A14B that takes the first steps: built like the other half, loaded beside it."""
 
 
 # Prefixes of checkpoints that hold several components; the first that fits decides.
@@ -117,6 +121,14 @@ _DIFFUSION_WORD = re.compile(
     )(?:\.|$)"""
 )
 _CLIP_G_WIDTH = 1280
+_VAE_PREFIXES = ("", "first_stage_model.", "vae.", "tae.", "taesd.")
+# One of these names tells an image model's autoencoder from any other encoder and decoder.
+_MARKS: dict[str, frozenset[str]] = {
+    Part.VAE: frozenset(
+        f"{side}.{first}.weight" for side in ("encoder", "decoder") for first in ("conv_in", "conv_in.conv", "conv1")
+    ),
+    Part.TAESD: frozenset({"decoder.layers.0.weight", "encoder.layers.0.weight"}),
+}
 _MODEL_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 
 # Model width to name, where the structure leaves open which size of a line it is.
@@ -144,13 +156,15 @@ def component_of(name: str) -> str:
     return Part.DIFFUSION_MODEL if _DIFFUSION_WORD.match(name) else ""
 
 
-def standalone_component(tensors: Iterable[TensorFact]) -> str:
+def standalone_component(tensors: Sequence[TensorFact]) -> str:
     """The component that a part file as a whole is, "" when it holds several or none that is known.
 
-    CLIP-G has the names of CLIP-L and is wider; a T5 encoder in GGUF has a language model's `token_embd`.
+    CLIP-G has the names of CLIP-L and is wider; a T5 encoder in GGUF has a language model's `token_embd`. Words that
+    others use too (`encoder`, `layers`) count only beside what makes them an image model's.
     """
     found: dict[str, int] = {}
     widths: set[int] = set()
+    names = {tensor.name for tensor in tensors}
     for tensor in tensors:
         part = component_of(tensor.name)
         found[part] = found.get(part, 0) + 1
@@ -162,9 +176,17 @@ def standalone_component(tensors: Iterable[TensorFact]) -> str:
     if Part.LLM in found and found.keys() <= {Part.LLM, Part.T5XXL}:
         return Part.T5XXL if found.get(Part.T5XXL) else Part.LLM
     part = max(found, key=lambda name: found[name])
-    if Part.CLIP_G in found or _CLIP_G_WIDTH in widths:
-        part = Part.CLIP_G if part == Part.CLIP_L else part
-    return part if found[part] * 10 >= 9 * sum(found.values()) else ""
+    if found[part] * 10 < 9 * sum(found.values()):
+        return ""
+    if part == Part.CLIP_L and (Part.CLIP_G in found or _CLIP_G_WIDTH in widths):
+        return Part.CLIP_G
+    if part == Part.DIFFUSION_MODEL and not architecture_of(tensors):
+        return ""
+    if part in _MARKS and not any(
+        name.removeprefix(prefix) in _MARKS[part] for name in names for prefix in _VAE_PREFIXES
+    ):
+        return ""
+    return part
 
 
 def architecture_of(tensors: Iterable[TensorFact]) -> str:
