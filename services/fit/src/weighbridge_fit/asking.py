@@ -6,6 +6,10 @@ import grpc
 from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument, not_found
 from weighbridge_proto.fit.v1 import weights_pb2
 
+from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.catalog.resolve import known_by_sizes
+from weighbridge_fit.catalog.shelf import Shelf
+from weighbridge_fit.catalog.store import Snapshot
 from weighbridge_fit.errors import WeightError, WeightReason
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.model import MAIN, Model
@@ -25,13 +29,17 @@ _REASONS = {
 
 
 class ModelDesk:
-    """Turns model references into models. Holds no state between calls."""
+    """Turns model references into models."""
 
-    def __init__(self, reader: HeaderReader) -> None:
+    def __init__(self, reader: HeaderReader, shelf: Shelf) -> None:
         self._reader = reader
+        self._shelf = shelf
 
     async def model(self, reference: weights_pb2.ModelRef) -> Model:
-        """The model that a request means, without companions. Raises RequestError."""
+        """The model that a request means; a catalogue model with the companions that its entry names.
+
+        Raises RequestError.
+        """
         kind = reference.WhichOneof("model")
         if kind is None:
             raise invalid_argument("model", "names no model: give a path, a catalogue id or facts", "MODEL_MISSING")
@@ -41,9 +49,8 @@ class ModelDesk:
             except UnpriceableFactsError as error:
                 raise invalid_argument(error.field, error.message, "INVALID_FACTS") from error
         if kind == "catalog_id":
-            raise model_not_found(reference.catalog_id)
-        facts, path = await self.read(reference.path)
-        return Model(facts, paths={MAIN: path})
+            return await self._of_catalogue(reference.catalog_id)
+        return await self._of_path(reference.path)
 
     async def with_companions(self, model: Model, references: Mapping[str, str]) -> Model:
         """The model with further files, by role. Raises RequestError."""
@@ -63,13 +70,47 @@ class ModelDesk:
         except WeightError as error:
             raise malformed(error) from error
 
-    async def size_alone(self, reference: str) -> Model:
+    async def size_alone(self, reference: weights_pb2.ModelRef) -> Model:
         """A model whose headers are beyond what is read: name and size. Raises RequestError."""
-        path = await self._reader.resolve(reference)
+        if reference.WhichOneof("model") == "catalog_id":
+            return known_by_sizes(entry_of(await self._shelf.snapshot(), reference.catalog_id))
+        path = await self._reader.resolve(reference.path)
         try:
             return Model(await self._reader.size(path), paths={MAIN: str(path)})
         except WeightError as error:
             raise malformed(error) from error
+
+    async def _of_catalogue(self, catalog_id: str) -> Model:
+        entry = entry_of(await self._shelf.snapshot(), catalog_id)
+        installed = await self._shelf.look([entry])
+        try:
+            return await self._shelf.model(entry, installed.get(catalog_id))
+        except WeightError as error:
+            raise malformed(error) from error
+
+    async def _of_path(self, reference: str) -> Model:
+        try:
+            path = await self._reader.resolve(reference)
+        except ModelNotFoundError as error:
+            raise model_not_found(reference) from error
+        try:
+            pulled = await self._shelf.named_by(path)
+            if pulled is not None:
+                return await self._shelf.model(*pulled)
+            return Model(await self._reader.read(path), paths={MAIN: str(path)})
+        except WeightError as error:
+            raise malformed(error) from error
+
+
+def entry_of(snapshot: Snapshot, catalog_id: str) -> CatalogEntry:
+    """The entry of an id. Raises RequestError MODEL_NOT_FOUND, which says what may have been meant."""
+    entry = snapshot.entries.get(catalog_id)
+    if entry is not None:
+        return entry
+    broken = [sentence for sentence in snapshot.problems if sentence.startswith((f"{catalog_id}.json:", f"{catalog_id}.json,"))]
+    near = snapshot.near(catalog_id[:200])
+    hint = f" Its manifest was left out: {broken[0]}" if broken else f" Did you mean {near}?" if near else ""
+    raise not_found("MODEL_NOT_FOUND", f"There is no model {catalog_id[:200]!r} in the catalogue.{hint}")
 
 
 def malformed(error: WeightError) -> RequestError:
@@ -80,11 +121,16 @@ def malformed(error: WeightError) -> RequestError:
     sentence = error.sentence()
     return RequestError(
         grpc.StatusCode.INVALID_ARGUMENT,
-        _REASONS.get(error.reason, "MALFORMED_WEIGHTS"),
+        reason_of(error),
         f"The model cannot be read: {sentence}.",
         metadata=metadata,
         field_violations=[("model", sentence)],
     )
+
+
+def reason_of(error: WeightError) -> str:
+    """The contract's reason for a file that cannot be read."""
+    return _REASONS.get(error.reason, "MALFORMED_WEIGHTS")
 
 
 def model_not_found(reference: str) -> RequestError:
@@ -92,7 +138,8 @@ def model_not_found(reference: str) -> RequestError:
     return not_found("MODEL_NOT_FOUND", f"There is no model {reference[:200]!r} under the models root.")
 
 
-def not_on_disk(catalog_id: str) -> RequestError:
-    """A catalogue model whose files are needed and are not there."""
-    message = f"The files of {catalog_id} are not under the models root. weighbridge pull {catalog_id} gets them."
+def not_on_disk(entry: CatalogEntry) -> RequestError:
+    """A catalogue model whose headers are needed and are not there."""
+    named = entry.catalog_id
+    message = f"The files of {named} are not on this machine. weighbridge pull {named} gets them."
     return failed_precondition("CATALOG_MODEL_NOT_ON_DISK", message)
