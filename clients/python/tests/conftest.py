@@ -99,6 +99,10 @@ class FakeState:
         self.requests: list[Any] = []
         self.failures: dict[str, RequestError] = {}
         self.plan = plan_response()
+        self.plan_for: Any = None
+        """Called with a request for a plan, in place of `plan`; a RequestError that it returns is answered."""
+        self.entry = fit_service_pb2.CatalogModel()
+        self.fits = fit_service_pb2.ListFitsResponse()
         self.leases = [lease()]
         self.committed = 512 * MIB
         self.catalog: set[str] = set()
@@ -138,7 +142,26 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
 
     async def PlanModel(self, request: Any, context: Any) -> fit_service_pb2.PlanModelResponse:  # noqa: N802
         await self.state.ask("PlanModel", request, context)
-        return self.state.plan
+        if self.state.plan_for is None:
+            return self.state.plan
+        made = self.state.plan_for(request)
+        if isinstance(made, RequestError):
+            await context.abort_with_status(made.failure.to_grpc_status())
+        return made
+
+    async def ListFits(self, request: Any, context: Any) -> fit_service_pb2.ListFitsResponse:  # noqa: N802
+        await self.state.ask("ListFits", request, context)
+        # One model to a page, so that callers must follow the tokens.
+        at = int(request.page_token or 0)
+        whole = self.state.fits
+        page = fit_service_pb2.ListFitsResponse(capacity=whole.capacity, fits=whole.fits[at : at + 1])
+        page.next_page_token = str(at + 1) if at + 1 < len(whole.fits) else ""
+        return page
+
+    async def CheckPull(self, request: Any, context: Any) -> fit_service_pb2.CheckPullResponse:  # noqa: N802
+        await self.state.ask("CheckPull", request, context)
+        assessment = requirement_pb2.Assessment(verdict=requirement_pb2.VERDICT_RUNS, reason="It fits.")
+        return fit_service_pb2.CheckPullResponse(assessment=assessment, assessed=True, model=self.state.entry)
 
     async def GetModel(self, request: Any, context: Any) -> fit_service_pb2.GetModelResponse:  # noqa: N802
         if request.catalog_id not in self.state.catalog:

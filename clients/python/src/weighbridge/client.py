@@ -141,9 +141,11 @@ class Suite:
             raise
         return model_named(text)
 
-    async def describe_weights(self, model: weights_pb2.ModelRef) -> fit_service_pb2.DescribeWeightsResponse:
-        """What the weights of ``model`` hold, from their headers alone."""
-        request = fit_service_pb2.DescribeWeightsRequest(model=model)
+    async def describe_weights(
+        self, model: weights_pb2.ModelRef, *, include_tensors: bool = False
+    ) -> fit_service_pb2.DescribeWeightsResponse:
+        """What the weights of ``model`` hold, from their headers alone; every tensor too, if asked."""
+        request = fit_service_pb2.DescribeWeightsRequest(model=model, include_tensors=include_tensors)
         return await self._call("fit", lambda: self.fit.DescribeWeights(request, timeout=CALL_TIMEOUT_S))
 
     async def plan_model(

@@ -1,21 +1,31 @@
 """Machines as people write them on a command line."""
 
+import re
+
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.sizes import parse_size
 
 EXAMPLES = "unified:64, discrete:64+24, discrete:64+24+24 or cpu:32 (GiB; the first number is the host's memory)"
+PLATFORM = re.compile(r"[a-z0-9]{1,16}/[a-z0-9_]{1,16}", re.ASCII)
+"""Operating system and processor."""
 
 
 def parse_machine(text: str) -> machine_pb2.Machine:
     """A what-if machine from ``unified:64``, ``discrete:64+24+24`` or ``cpu:32``.
 
-    The first size is the host's memory, each further one a card of a discrete machine; bare numbers are GiB.
+    The first size is the host's memory, each further one a card of a discrete machine; bare numbers are GiB. A platform
+    may follow: ``unified:64@darwin/arm64``.
 
     Raises:
         ValueError: the text names no machine. The message says what is wrong and shows what can be written.
     """
-    kind, colon, sizes_text = text.strip().partition(":")
+    memory, at, machine_platform = text.strip().partition("@")
+    if at and not PLATFORM.fullmatch(machine_platform):
+        raise ValueError(
+            f"{machine_platform!r} is no platform. Write system and processor: darwin/arm64, linux/x86_64."
+        )
+    kind, colon, sizes_text = memory.partition(":")
     kind = kind.strip().lower()
     if kind not in _POOLS:
         raise ValueError(f"{kind or text!r} is no kind of machine. Write {EXAMPLES}.")
@@ -32,6 +42,7 @@ def parse_machine(text: str) -> machine_pb2.Machine:
     return machine_pb2.Machine(
         pool=_POOLS[kind],
         ram_bytes=ram,
+        platform=machine_platform,
         devices=[
             machine_pb2.Device(device_id=str(index), name=f"card {index}", total_bytes=size)
             for index, size in enumerate(cards)

@@ -1,6 +1,7 @@
 """Engine options as people write them: ``name=value``, named as in the options messages."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -66,6 +67,14 @@ def _owner(name: str, engine: str | None) -> str:
 
 def _set(message: Message, name: str, text: str) -> None:
     field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]  # type: ignore[assignment] # or upb's, alike
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, equals, entry = text.partition("=")
+        if not equals or not key.strip() or not entry.strip():
+            raise ValueError(
+                f"{name} takes a name and a value. Write {name}=NAME=VALUE, such as parts=vae=ae.safetensors."
+            )
+        getattr(message, name)[key.strip()] = entry.strip()
+        return
     value = _value(field, text)
     if field.is_repeated:
         getattr(message, name).append(value)
@@ -73,13 +82,21 @@ def _set(message: Message, name: str, text: str) -> None:
         setattr(message, name, value)
 
 
-def _value(field: FieldDescriptor, text: str) -> bool | int | str:
+def _value(field: FieldDescriptor, text: str) -> bool | int | float | str:
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         if text.lower() in _TRUE:
             return True
         if text.lower() in _FALSE:
             return False
         raise ValueError(f"{field.name} is on or off, not {text!r}.")
+    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+        try:
+            amount = float(text)
+        except ValueError:
+            amount = math.nan
+        if not math.isfinite(amount):
+            raise ValueError(f"{field.name} is a number, not {text!r}.")
+        return amount
     if field.cpp_type in _INTEGER_BITS:
         try:
             number = int(text)

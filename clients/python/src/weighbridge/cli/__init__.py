@@ -5,7 +5,7 @@ What the commands share is in running, output and arguments.
 
 import click
 
-from weighbridge.cli import chat, demo, doctor, engine, fit, ledger, pull, up
+from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, pull, up
 from weighbridge.version import __version__
 
 
@@ -23,6 +23,7 @@ for _command in (
     up.up,
     fit.facts,
     fit.fit,
+    fits.fits,
     pull.pull_command,
     ledger.capacity,
     ledger.leases,

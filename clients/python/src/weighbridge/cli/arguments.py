@@ -20,6 +20,11 @@ ENGINE_KIND_OF_NAME = {
     "generic": plan_pb2.ENGINE_KIND_GENERIC,
 }
 
+QUALITY_OF_NAME = {
+    "draft": plan_pb2.QUALITY_TIER_DRAFT,
+    "standard": plan_pb2.QUALITY_TIER_STANDARD,
+    "high": plan_pb2.QUALITY_TIER_HIGH,
+}
 
 ENGINE_CHOICE = click.Choice(["mlx", "sd", "ds4"])
 """The engines that can load a model."""
@@ -57,6 +62,21 @@ class PixelsParam(click.ParamType):  # type: ignore[type-arg] # generic from cli
         return int(match[1]), int(match[2])
 
 
+class NumbersParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``512,1024``: whole numbers with commas between them."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """See click.ParamType."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
+        if not all(re.fullmatch(r"[1-9]\d{0,11}", part) for part in parts):
+            self.fail(f"{value!r} are no numbers. Write them with commas between them: 4096,8192.", param, ctx)
+        return tuple(int(part) for part in parts)
+
+
 def json_option(command: F) -> F:
     """``--json``."""
     return click.option("--json", "json_output", is_flag=True, help="Print protobuf JSON instead of text.")(command)
@@ -67,7 +87,8 @@ def machine_option(command: F) -> F:
     return click.option(
         "--machine",
         type=MachineParam(),
-        help="A what-if machine instead of this one: unified:64, discrete:64+24, cpu:32 (GiB).",
+        help="A what-if machine instead of this one: unified:64, discrete:64+24, cpu:32 (GiB), with or without a "
+        "platform: unified:64@darwin/arm64.",
     )(command)
 
 
@@ -87,6 +108,54 @@ def workload_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def image_options(command: F) -> F:
+    """``--size``, ``--quality``, ``--frames`` and what else a render is asked for."""
+    for option in (
+        click.option("--prompt-tokens", type=click.IntRange(1, 1 << 20), help="Longest prompt of a render, in tokens."),
+        click.option("--sources", type=click.IntRange(0, 64), help="Images that a render starts from."),
+        click.option("--references", type=click.IntRange(0, 64), help="Reference images that a render looks at."),
+        click.option("--batch", type=click.IntRange(1, 64), help="Images rendered in one go."),
+        click.option("--frames", type=click.IntRange(1, 100_000), help="Frames of a video."),
+        click.option("--quality", type=click.Choice(list(QUALITY_OF_NAME)), help="Size by tier instead of pixels."),
+        click.option("--size", type=PixelsParam(), help="Width and height of an image in pixels, such as 1024x1024."),
+    ):
+        command = option(command)
+    return command
+
+
+def image_workload(
+    size: tuple[int, int] | None,
+    quality: str | None,
+    frames: int | None,
+    batch: int | None,
+    references: int | None,
+    sources: int | None,
+    prompt_tokens: int | None,
+) -> plan_pb2.Workload | None:
+    """The workload of the options of images; None if none is given.
+
+    Raises:
+        click.UsageError: two sizes.
+    """
+    if size is not None and quality is not None:
+        raise click.UsageError("--size and --quality both say how large: give one.")
+    if all(given is None for given in (size, quality, frames, batch, references, sources, prompt_tokens)):
+        return None
+    width, height = size or (0, 0)
+    return plan_pb2.Workload(
+        image=plan_pb2.ImageWorkload(
+            width_px=width,
+            height_px=height,
+            quality=QUALITY_OF_NAME[quality] if quality else plan_pb2.QUALITY_TIER_UNSPECIFIED,
+            frames=frames or 0,
+            batch=batch or 0,
+            reference_images=references or 0,
+            source_images=sources or 0,
+            prompt_tokens=prompt_tokens or 0,
+        )
+    )
 
 
 def chat_workload(context: int | None, slots: int | None) -> plan_pb2.Workload | None:

@@ -62,6 +62,8 @@ def print_facts(to: Console, facts: weights_pb2.WeightFacts) -> None:
         ("format", enum_word(weights_pb2.WeightFormat, facts.format, "WEIGHT_FORMAT_")),
         ("architecture", facts.architecture or "unknown"),
         ("quantisation", facts.quantization or "none"),
+        *([("role", enum_word(weights_pb2.WeightRole, facts.role, "WEIGHT_ROLE_"))] if facts.role else []),
+        *([("made for", facts.made_for)] if facts.made_for else []),
         ("files", f"{len(facts.files)}, {format_size(facts.file_bytes)}"),
         ("tensors", f"{facts.tensor_count:,}, {facts.tensor_bytes:,} bytes ({format_size(facts.tensor_bytes)})"),
         ("elements", f"{facts.element_count:,} as stored"),
@@ -86,6 +88,13 @@ def print_facts(to: Console, facts: weights_pb2.WeightFacts) -> None:
                 format_size(tally.bytes),
             )
     to.print(precisions)
+    if facts.tensors:
+        to.print()
+        tensors = plain_table(("component", "tensor", "precision", "shape"), ("bytes",))
+        for tensor in facts.tensors:
+            shape = "×".join(map(str, tensor.shape)) or "scalar"
+            tensors.add_row(tensor.component, tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}")
+        to.print(tensors)
     for note in facts.notes:
         to.print(f"Note: {note}")
 
@@ -184,7 +193,10 @@ def workload_words(plan: fit_service_pb2.PlanModelResponse) -> str:
     engine = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
     if plan.workload.HasField("image"):
         image = plan.workload.image
-        return f"engine {engine}, {image.width_px}×{image.height_px} pixels"
+        parts = [f"engine {engine}", f"{image.width_px}×{image.height_px} pixels"]
+        parts += [f"{image.frames} frames"] if image.frames > 1 else []
+        parts += [f"{image.batch} at once"] if image.batch > 1 else []
+        return ", ".join(parts)
     if not plan.workload.HasField("chat"):
         return f"engine {engine}"  # a guess: no engine of ours, no workload
     chat = plan.workload.chat
