@@ -86,7 +86,7 @@ def test_layer_types_name_sliding_layers() -> None:
 
 
 def test_another_architecture_has_no_geometry() -> None:
-    assert geometry_from_config({**QWEN3, "model_type": "llama"}) is None
+    assert geometry_from_config({**QWEN3, "model_type": "warp_drive"}) is None
     assert geometry_from_config({}) is None
     assert geometry_from_config({"model_type": 7}) is None
 

@@ -56,8 +56,7 @@ def cache_bytes(
         return kv_llama_cpp.cache_bytes(rows, context_tokens, sequences, stored, batch)
     if law is KvLaw.VLLM:
         return kv_vllm.cache_bytes(rows, context_tokens, sequences, stored, width)
-    step = micro_batch or MLX_PREFILL_STEP
-    return kv_mlx.cache_bytes(rows, context_tokens, sequences, stored, width, step)
+    return kv_mlx.cache_bytes(geometry, context_tokens, sequences, stored, micro_batch or MLX_PREFILL_STEP)
 
 
 # What the plan of mlx-lm's Qwen models is made of. They make a plain KVCache for sliding layers too, so a window bounds
