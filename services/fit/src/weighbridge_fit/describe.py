@@ -42,7 +42,7 @@ class ReadingStopped(Exception):  # noqa: N818 - not an error: the caller went a
 def describe(path: Path, admit: Opener, stopped: Callable[[], bool] = lambda: False) -> WeightFacts:
     """The facts of a file or folder at an already resolved path.
 
-    `admit` resolves each link found on the way and refuses those that lead outside the models root; `stopped` is asked
+    `admit` resolves each file found on the way and refuses those outside the models root; `stopped` is asked
     before each file. Raises `WeightError`, or ReadingStopped.
     """
     if path.is_dir():

@@ -79,7 +79,7 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
 def model_folder(folder: Path, admit: Opener) -> ModelFolder:
     """Looks through a folder at an already resolved path.
 
-    `admit` gives the real path of a link, or None when it leads outside. Raises NO_WEIGHTS, SEVERAL_MODELS,
+    `admit` gives the real path of a file, or None when it leads outside. Raises NO_WEIGHTS, SEVERAL_MODELS,
     SPLIT_INCOMPLETE, PARSE_BUDGET, UNREADABLE.
     """
     return _Scan(folder, admit).model()
@@ -105,7 +105,7 @@ def several_models(names: list[str]) -> WeightError:
 
 
 class _Scan:
-    """One look through one folder. Every entry is seen once, and only links are resolved again."""
+    """One look through one folder: every entry is seen once, and every file that is opened is resolved once."""
 
     def __init__(self, folder: Path, admit: Opener) -> None:
         self._folder = folder
@@ -113,10 +113,7 @@ class _Scan:
         self._notes: list[str] = []
         self._weights: dict[str, list[str]] = {}
         self._others: dict[str, set[str]] = {}
-        self._links: set[tuple[str, str]] = set()
-        for parent, name, link in _walk(folder):
-            if link:
-                self._links.add((parent, name))
+        for parent, name in _walk(folder):
             if weight_names.is_weight(name):
                 self._weights.setdefault(parent, []).append(name)
             else:
@@ -256,7 +253,7 @@ class _Scan:
         """The shards that a folder's indexes list. A broken index is ignored, and said so."""
         shards: set[str] = set()
         for name in indexes:
-            path = self._real(parent, name)
+            path = self._admit(self._folder / parent / name)
             try:
                 weight_map = read_json(path, MAX_INDEX_BYTES).get("weight_map") if path else None
             except WeightError:
@@ -275,7 +272,7 @@ class _Scan:
         """Raises UNREADABLE for a file that is not there, or whose link leads outside."""
         found = []
         for name, group in names:
-            path = self._real(parent, name)
+            path = self._admit(self._folder / parent / name)
             relative = f"{parent}/{name}" if parent else name
             if path is None:
                 raise WeightError(WeightReason.UNREADABLE, "the file is missing or not readable", file=relative)
@@ -285,16 +282,8 @@ class _Scan:
 
     def _json(self, parent: str, name: str) -> Mapping[str, Any]:
         """The object in a file of the folder, {} when there is no such file."""
-        path = self._real(parent, name) if name in self._others.get(parent, ()) else None
+        path = self._admit(self._folder / parent / name) if name in self._others.get(parent, ()) else None
         return read_json(path, MAX_CONFIG_BYTES) if path else {}
-
-    def _real(self, parent: str, name: str) -> Path | None:
-        """The real path of a file that the walk has seen, None for any other and for links that lead outside. The
-        folders above were no links when they were walked."""
-        path = self._folder / parent / name
-        if (parent, name) in self._links:
-            return self._admit(path)
-        return path if name in self._others.get(parent, ()) or name in self._weights.get(parent, ()) else None
 
 
 def _without_copies(names: list[str], notes: list[str]) -> list[str]:
@@ -325,9 +314,8 @@ def _plain_name(name: str, suffix: str) -> bool:
     return name.endswith(suffix) and "/" not in name and "\\" not in name and "\0" not in name
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, str, bool]]:
-    """(parent relative to the folder, name, whether it is a link) of every file; hidden ones are left out, links to
-    folders are not followed."""
+def _walk(folder: Path) -> Iterator[tuple[str, str]]:
+    """(parent relative to the folder, name) of every file; hidden ones are left out, links to folders not followed."""
     pending = [("", 0)]
     seen = 0
     while pending:
@@ -350,4 +338,4 @@ def _walk(folder: Path) -> Iterator[tuple[str, str, bool]]:
                 if depth < MAX_DEPTH:
                     pending.append((f"{parent}/{entry.name}" if parent else entry.name, depth + 1))
             else:
-                yield parent, entry.name, entry.is_symlink()
+                yield parent, entry.name

@@ -19,6 +19,10 @@ _VARIANT = re.compile(
 )
 _INDEX = re.compile(r"(?P<stem>.+)(?P<suffix>\.safetensors|\.bin)\.index(?:\.(?P<variant>\w+))?\.json", re.DOTALL)
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}(?=\.[^.]+$)")
+# Numbered files of a model that has no name of its own.
+_NUMBERED = re.compile(
+    r"(?P<stem>(?:diffusion_pytorch_|pytorch_)?model|consolidated|weights)[-_.][0-9]+(?P<suffix>\.[^.]+)"
+)
 # Which variant is taken where there is no plain one.
 _VARIANT_ORDER = ("", "fp16", "bf16", "fp32")
 # llama.cpp's convention: a file with this in its name is a projector beside a model.
@@ -44,7 +48,8 @@ def is_index(name: str) -> bool:
 
 def group_of(name: str) -> str:
     """The name without its part number: files of one group are one model."""
-    return _SHARD.sub("", name)
+    numbered = _NUMBERED.fullmatch(name)
+    return numbered["stem"] + numbered["suffix"] if numbered else _SHARD.sub("", name)
 
 
 def without_projectors(names: Sequence[str], notes: list[str]) -> list[str]:
@@ -73,8 +78,8 @@ def one_variant(names: Sequence[str], notes: list[str]) -> tuple[list[str], str]
     for name in names:
         found = _VARIANT.fullmatch(name)
         by_variant.setdefault((found["variant"] or found["late"] or "") if found else "", []).append(name)
-    if len(by_variant) == 1:
-        return list(names), next(iter(by_variant))
+    if len(by_variant) < 2:
+        return list(names), next(iter(by_variant), "")
     chosen = min(by_variant, key=lambda variant: (_rank(variant), variant))
     left_out = sorted(variant for variant in by_variant if variant != chosen)
     notes.append(f"Files of the variant(s) {', '.join(left_out)} do not load.")
@@ -93,8 +98,8 @@ def indexes_of(names: Iterable[str], suffix: str, variant: str) -> list[str]:
 
 def whole_before_shards(names: Sequence[str], notes: list[str]) -> list[str]:
     """Without an index, a file that is there as a whole loads, and its shards beside it do not."""
-    whole = set(names)
-    kept = [name for name in names if group_of(name) == name or group_of(name) not in whole]
+    present = set(names)
+    kept = [name for name in names if _SHARD.sub("", name) == name or _SHARD.sub("", name) not in present]
     if len(kept) < len(names):
         notes.append(f"{len(names) - len(kept)} shard(s) beside the whole file do not load.")
     return kept
