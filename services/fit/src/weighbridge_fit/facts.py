@@ -147,6 +147,10 @@ class WeightFacts:
         """Tensor bytes of one component, 0 when there is none."""
         return sum(total.bytes for total in self.components if total.component == component)
 
+    def component_tensors(self, component: str) -> list[TensorFact]:
+        """The tensors of one component; none where the facts came without tensors."""
+        return [tensor for part, tensor in self.tensors if part == component]
+
     def component_tensors(self, component: str) -> tuple[TensorFact, ...]:
         """The tensors of one component, by name; empty where the facts came without tensors."""
         return tuple(tensor for name, tensor in self.tensors if name == component)
