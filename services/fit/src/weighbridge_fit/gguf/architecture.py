@@ -1,16 +1,14 @@
-"""Geometry from GGUF metadata, for architectures whose keys are known. Facts only: no engine here loads it from them.
-
-A key of the wrong type is treated as absent (CVE-2024-8063 was a block count that was not a number).
-"""
+"""Geometry from GGUF metadata, for architectures whose keys are known."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from weighbridge_fit.config.fields import MAX_WORD
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE, MAX_WORD
+from weighbridge_fit.gguf.layers import READERS
+from weighbridge_fit.gguf.metadata import Metadata
 
-# Architectures whose every layer is full attention over key-value heads.
-PLAIN_ATTENTION = frozenset({"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})
+_ATTENDING = frozenset({LayerKind.FULL_ATTENTION, LayerKind.SLIDING_ATTENTION, LayerKind.LATENT_ATTENTION})
 
 
 def architecture(metadata: Mapping[str, Any]) -> str:
@@ -20,31 +18,39 @@ def architecture(metadata: Mapping[str, Any]) -> str:
 
 
 def geometry_from_metadata(metadata: Mapping[str, Any], arrays: Mapping[str, int], tied: bool) -> ModelGeometry | None:
-    """Geometry of a plain attention model; None when the architecture is another or a needed key is missing."""
+    """Geometry of a language model; None when the architecture is not known or a key that its caches depend on is
+    missing. `arrays` are the lengths of metadata arrays, `tied` says that there is no output matrix of its own."""
     name = architecture(metadata)
-    if name not in PLAIN_ATTENTION:
+    reader = READERS.get(name)
+    if reader is None:
         return None
-
-    def size(key: str, default: int = 0) -> int:
-        value = metadata.get(f"{name}.{key}")
-        return value if type(value) is int and 0 < value <= MAX_SIZE else default
-
-    layers, hidden, heads = size("block_count"), size("embedding_length"), size("attention.head_count")
-    if not layers or layers > MAX_LAYERS or not hidden or not heads:
+    data = Metadata(metadata, name)
+    blocks, hidden = data.layer_count(), data.size("embedding_length")
+    # Blocks of a draft head are counted in, but hold a cache only where it is used.
+    draft = data.size("nextn_predict_layers")
+    if not hidden or blocks <= draft:
         return None
-    return ModelGeometry(
+    heads = data.size("attention.head_count")
+    key = data.size("attention.key_length", hidden // heads if heads else 0)
+    value = data.size("attention.value_length", key)
+    base = ModelGeometry(
         model_type=name,
         hidden_size=hidden,
-        intermediate_size=size("feed_forward_length"),
-        vocab_size=size("vocab_size") or arrays.get("tokenizer.ggml.tokens", 0),
+        intermediate_size=data.size("feed_forward_length"),
+        vocab_size=data.size("vocab_size") or arrays.get("tokenizer.ggml.tokens", 0),
         attention_heads=heads,
-        kv_heads=size("attention.head_count_kv", heads),
-        head_size=size("attention.key_length", hidden // heads),
-        layers=(LayerKind.FULL_ATTENTION,) * layers,
-        experts=size("expert_count"),
-        experts_per_token=size("expert_used_count"),
-        expert_intermediate_size=size("expert_feed_forward_length"),
-        max_context_tokens=size("context_length"),
+        kv_heads=data.size("attention.head_count_kv", heads),
+        head_size=key,
+        value_head_size=0 if value == key else value,
+        experts=data.size("expert_count"),
+        experts_per_token=data.size("expert_used_count"),
+        expert_intermediate_size=data.size("expert_feed_forward_length"),
+        max_context_tokens=data.size("context_length"),
         activation_bytes=2,
         tied_embeddings=tied,
+        draft_layers=draft,
     )
+    made = reader(data, base, blocks - draft)
+    if made is None or (_ATTENDING & set(made.layers) and not heads):
+        return None
+    return made
