@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import render
 
-SUITES = ("headers", "admission", "chat")
+SUITES = ("headers", "trees", "catalogue", "admission", "chat")
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """Reading headers: ours against each format's official reader."""
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from gguf import GGUFReader
 from safetensors import safe_open
 from weighbridge_fit.gguf.reader import read_gguf
 from weighbridge_fit.safetensors.reader import read_safetensors
+from weighbridge_fit.torch_checkpoint.reader import read_torch_checkpoint
 
 from benchmarks.measure import Comparison, alternate
 from tests.harness import make_model
@@ -29,7 +31,7 @@ def walk_safetensors(path: Path) -> int:
 
 
 def run() -> Iterator[Comparison]:
-    """Both formats, on the demo model."""
+    """Every format, on the demo model."""
     gguf = demo_gguf()
     ours, baseline = alternate(lambda: read_gguf(gguf), lambda: GGUFReader(gguf), rounds=9)
     yield Comparison(
@@ -41,4 +43,26 @@ def run() -> Iterator[Comparison]:
     yield Comparison(
         "header of the demo model's safetensors", "ms", ours, "safetensors.safe_open walking every tensor", baseline,
         "faster", lambda ratio: ratio >= 1, inverse=True,
+    )  # fmt: skip
+    yield from _torch_checkpoint(model)
+
+
+def _torch_checkpoint(model: Path) -> Iterator[Comparison]:
+    """The same tensors as a torch zip checkpoint, where torch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+    from safetensors.torch import load_file
+
+    with tempfile.TemporaryDirectory(prefix="wb-bench-") as name:
+        checkpoint = Path(name) / "model.ckpt"
+        torch.save({"state_dict": load_file(str(model))}, checkpoint)
+
+        def official() -> object:
+            return torch.load(checkpoint, mmap=True, weights_only=True, map_location="meta")
+
+        ours, baseline = alternate(lambda: read_torch_checkpoint(checkpoint), official, rounds=15)
+    yield Comparison(
+        "header of the demo model as a torch checkpoint", "ms", ours,
+        "torch.load (mapped, weights only, to the meta device)", baseline, "", None, inverse=True,
     )  # fmt: skip
