@@ -43,7 +43,7 @@ def _component(folder: Path, shards: int, file_bytes: int) -> None:
             for number in range(TENSORS_PER_FILE)
         }
         weight_map |= dict.fromkeys(header, name)
-        text = json.dumps(header).encode()
+        text = json.dumps(header, separators=(",", ":")).encode()  # as the official writer does
         with (folder / name).open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + TENSORS_PER_FILE * each)
