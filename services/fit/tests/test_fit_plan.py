@@ -257,7 +257,7 @@ def test_a_context_beyond_the_model_says_both_numbers() -> None:
     "facts",
     [
         model(None),
-        model(replace(DENSE, model_type="llama")),
+        model(replace(DENSE, model_type="deepseek_v4")),
         replace(model(DENSE), format=WeightFormat.GGUF),
         model(replace(DENSE, kv_heads=0)),
         model(replace(DENSE, layers=())),

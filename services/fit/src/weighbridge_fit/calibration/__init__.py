@@ -11,6 +11,9 @@ from typing import Any
 from weighbridge_fit.lines import Range, Source
 
 
+BOUNDS = ("low", "expected", "high")
+
+
 class ComputeDevice(Enum):
     """What MLX computes on."""
 
@@ -50,6 +53,10 @@ class WorkspaceFactors:
     intermediate: float
     float32_share: float
     score_copies: float
+    latent_score_copies: float
+    state_space_copies: float
+    adapter_copies: float
+    dora_copies: float
     growth_copies: float
     delta_states_per_token: float
     delta_graph_bytes: float
@@ -78,6 +85,10 @@ class Calibration:
             intermediate=self["intermediate_elements"].at(bound),
             float32_share=self["float32_share"].at(bound),
             score_copies=self["score_copies"].at(bound),
+            latent_score_copies=self["latent_score_copies"].at(bound),
+            state_space_copies=self["state_space_copies"].at(bound),
+            adapter_copies=self["adapter_copies"].at(bound),
+            dora_copies=self["dora_copies"].at(bound),
             growth_copies=self["growth_copies"].at(bound),
             delta_states_per_token=self["delta_states_per_token"].at(bound),
             delta_graph_bytes=self["delta_graph_bytes"].at(bound),

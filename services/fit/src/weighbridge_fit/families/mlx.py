@@ -1,9 +1,10 @@
 """MLX language models: the family's plan between its messages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from weighbridge_common.sizes import format_gib
 from weighbridge_proto.fit.v1 import plan_pb2
 
 from weighbridge_fit.calibration import ComputeDevice
@@ -11,13 +12,14 @@ from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import WeightFormat
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
-from weighbridge_fit.model_config import QWEN_TYPES
 from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.mlx import adapters, drafting
+from weighbridge_fit.plans.mlx.architectures import architecture_of
 from weighbridge_fit.plans.mlx.options import LONGEST_CONTEXT, MlxRequest, MlxShape
 from weighbridge_fit.plans.mlx.plan import memory_limit_bytes, plan
 from weighbridge_fit.plans.plan import Engine, Plan
 from weighbridge_fit.solving import solve_context
-from weighbridge_fit.verdict import help_for
+from weighbridge_fit.verdict import Verdict, help_for, judge
 
 
 def compute_device(capacity: Capacity) -> ComputeDevice:
@@ -25,7 +27,8 @@ def compute_device(capacity: Capacity) -> ComputeDevice:
     return ComputeDevice.METAL if capacity.pool is Pool.UNIFIED else ComputeDevice.CPU
 
 
-_UNPLANNED = frozenset({"adapters", "draft_model", "prompt_cache_bytes", "split_lane"})
+# Chunks that an advice tries, in tokens: each halves the scores and the activations of the one before.
+_SMALLER_CHUNKS = (1024, 512, 256)
 
 
 class MlxFamily:
@@ -39,14 +42,11 @@ class MlxFamily:
         """Whether a model whose engine nobody named is this family's."""
         geometry = model.facts.geometry
         stored = model.facts.format is WeightFormat.SAFETENSORS
-        return stored and geometry is not None and geometry.model_type in QWEN_TYPES
+        return stored and geometry is not None and architecture_of(geometry) is not None
 
     def request(self, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> MlxRequest:
         """What is asked for."""
         chat, given = workload.chat, set_options(options)
-        unplanned = sorted(_UNPLANNED & given.keys())
-        if unplanned:
-            raise PlanError("INVALID_OPTION", f"options.mlx.{unplanned[0]}", f"{unplanned[0]} is not planned yet.")
         return MlxRequest(
             context_tokens=chat.context_tokens,
             slots=chat.slots,
@@ -54,22 +54,53 @@ class MlxFamily:
             kv_bits=given.get("kv_bits"),
             kv_group_size=given.get("kv_group_size"),
             allocator_cache_bytes=given.get("allocator_cache_bytes"),
+            adapters=tuple(given.get("adapters", ())),
+            draft_model=given.get("draft_model", ""),
+            draft_head=given.get("draft_head", False),
+            draft_tokens=given.get("draft_tokens"),
+            prompt_cache_bytes=given.get("prompt_cache_bytes"),
+            expert_slab_bytes=given.get("expert_slab_bytes"),
+            split_lane=given.get("split_lane", ""),
         )
 
     def companions(self, options: plan_pb2.EngineOptions) -> Mapping[str, str]:
-        """Further files that the options name, by role."""
-        return {}
+        """Adapters and the drafter, which are named by where they lie under the models root."""
+        named = {f"{adapters.ROLE}{name}": name for name in options.mlx.adapters}
+        if options.mlx.draft_model:
+            named[drafting.ROLE] = options.mlx.draft_model
+        return named
 
     def plan(self, model: Model, request: MlxRequest, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
-        return plan(model.facts, request, compute_device(capacity))
+        return plan(model.facts, request, compute_device(capacity), model.companions)
 
     def advise(
         self, model: Model, request: MlxRequest, capacity: Capacity, plan: Plan, requirement: Requirement
     ) -> tuple[str, ...]:
         """What would turn a TIGHT or WONT_RUN into RUNS."""
         smaller = solve_context(self, model, request, capacity, below=self.context_of(plan))
-        return help_for(requirement, capacity, plan.weight_bytes, smaller)
+        savings = self._savings(model, request, capacity, plan)
+        return (*help_for(requirement, capacity, plan.weight_bytes, smaller), *savings)
+
+    def _savings(self, model: Model, request: MlxRequest, capacity: Capacity, made: Plan) -> Iterator[str]:
+        """Other options under which it runs, and how much each saves at most."""
+        shape, high = _shape(made), made.requirement.total.high
+        tried: list[tuple[MlxRequest, str]] = []
+        if not shape.kv_bits:
+            tried.append((replace(request, kv_bits=8), "Keys and values in 8 bits (kv_bits=8)"))
+        for chunk in _SMALLER_CHUNKS:
+            if chunk < shape.prefill_step_tokens:
+                smaller = replace(request, prefill_step_tokens=chunk)
+                tried.append((smaller, f"Reading prompts in chunks of {chunk} tokens (prefill_step_tokens={chunk})"))
+        for other, what in tried:
+            try:
+                needed = self.plan(model, other, capacity).requirement
+            except PlanError:
+                continue
+            saved = high - needed.total.high
+            if saved > 0 and judge(needed, capacity).verdict is Verdict.RUNS:
+                yield f"{what} saves up to {format_gib(saved)}, and it runs."
+                return
 
     def longest_context(self, model: Model) -> int:
         """What the model was made for, in tokens."""
@@ -97,11 +128,20 @@ class MlxFamily:
         )
         if shape.kv_bits:
             options.kv_bits, options.kv_group_size = shape.kv_bits, shape.kv_group_size
+        options.adapters.extend(shape.adapters)
+        for name in ("draft_model", "draft_head", "draft_tokens", "prompt_cache_bytes", "expert_slab_bytes"):
+            value = getattr(shape, name)
+            if value:
+                setattr(options, name, value)
+        if shape.split_lane:
+            options.split_lane = shape.split_lane
         return plan_pb2.EngineOptions(mlx=options)
 
     def launch(self, plan: Plan) -> plan_pb2.Launch | None:
-        """How the runtime is started."""
+        """How the runtime is started; None for what the MLX engine of this version does not run."""
         shape = _shape(plan)
+        if not shape.launched:
+            return None
         return plan_pb2.Launch(
             mlx=plan_pb2.MlxLaunch(
                 context_tokens=shape.context_tokens,

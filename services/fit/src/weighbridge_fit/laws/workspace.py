@@ -9,6 +9,11 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws.gated_delta import convolution_size, recurrent_bytes
 
 FLOAT32_BYTES = 4
+# Mamba 2 as published: a convolution of width 4, 8,192 state elements per head, prompts in pieces of 256 tokens.
+STATE_SPACE_KEPT_COLUMNS = 3
+STATE_ELEMENTS_PER_HEAD = 8192
+STATE_SPACE_PIECE = 256
+PER_LAYER_INPUT_COPIES = 3
 
 
 def activation_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFactors) -> float:
@@ -17,22 +22,73 @@ def activation_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFact
     experts = max(1, geometry.experts_per_token) if geometry.experts else 0
     hidden = factors.hidden * geometry.hidden_size + factors.expert_output * experts * geometry.hidden_size
     inner = max(geometry.intermediate_size, experts * geometry.expert_intermediate_size)
-    query = geometry.attention_heads * geometry.head_size
-    keys = geometry.kv_heads * geometry.head_size
+    head = max((measure.key_size for measure in geometry.measures), default=0) or geometry.head_size
+    query = geometry.attention_heads * head
+    keys = geometry.kv_heads * head
     if LayerKind.GATED_DELTA in geometry.layers:
         query = max(2 * query, convolution_size(geometry))
+    # A state-space layer's input projection is as wide as its gate and its convolution.
+    kept = max((measure.convolution_elements for measure in geometry.measures), default=0)
+    query = max(query, 2 * kept // STATE_SPACE_KEPT_COLUMNS)
     elements = hidden + factors.query * query + factors.key_value * keys + factors.intermediate * inner
     # Half-precision arithmetic keeps float32 copies on the CPU; in float32 there is nothing to copy.
     copies = factors.float32_share if geometry.activation_bytes >= FLOAT32_BYTES else 1.0
     return chunk * elements * geometry.activation_bytes * copies
 
 
-def score_bytes(geometry: ModelGeometry, chunk: int, keys: int, factors: WorkspaceFactors) -> float:
+def per_layer_input_bytes(geometry: ModelGeometry, chunk: int, width: int, factors: WorkspaceFactors) -> float:
+    """Embeddings that every layer gets a share of (Gemma 3n and 4): looked up, projected and added up for the whole
+    chunk before the first layer, and held until the last. Three tensors of `width` per token."""
+    copies = factors.float32_share if geometry.activation_bytes >= FLOAT32_BYTES else 1.0
+    return PER_LAYER_INPUT_COPIES * chunk * width * geometry.activation_bytes * copies
+
+
+def score_bytes(
+    geometry: ModelGeometry,
+    chunk: int,
+    keys: int,
+    factors: WorkspaceFactors,
+    head_size: int = 0,
+    *,
+    packed: bool = False,
+) -> float:
     """Attention scores of one layer: heads x chunk x keys, unless a fused kernel for this head size keeps them on
-    chip."""
-    if geometry.head_size in factors.fused_head_sizes:
+    chip.
+
+    `head_size` 0: the geometry's. `packed`: keys and values are quantised, and no fused kernel reads them.
+    """
+    if not packed and (head_size or geometry.head_size) in factors.fused_head_sizes:
         return 0.0
     return geometry.attention_heads * chunk * keys * geometry.activation_bytes * factors.score_copies
+
+
+def latent_bytes(geometry: ModelGeometry, chunk: int, keys: int, factors: WorkspaceFactors) -> float:
+    """One layer of latent attention while a chunk of two tokens or more is read: keys and values of all heads unpacked
+    from the compressed rows, and the rotary part of the scores, which is always materialised (it is the mask).
+
+    Source: `DeepseekV3Attention` of mlx-lm 0.32.2.
+    """
+    if LayerKind.LATENT_ATTENTION not in geometry.layers or chunk < 2:
+        return 0.0
+    unpacked = keys * (geometry.head_size + (geometry.value_head_size or geometry.head_size))
+    scores = chunk * keys * factors.latent_score_copies
+    return geometry.attention_heads * (unpacked + scores) * geometry.activation_bytes
+
+
+def state_space_bytes(geometry: ModelGeometry, chunk: int, factors: WorkspaceFactors) -> float:
+    """One state-space layer (Mamba 2) while a chunk is read: for each piece of 256 tokens, squares of heads x piece x
+    piece in float32, and the inputs times their steps. Source: `ssm_attn` of mlx-lm 0.32.2."""
+    states = [
+        measure.state_elements
+        for kind, measure in zip(geometry.layers, geometry.measures, strict=False)
+        if kind is LayerKind.STATE_SPACE
+    ]
+    if not states:
+        return 0.0
+    heads = -(-max(states) // STATE_ELEMENTS_PER_HEAD)
+    pieces = -(-chunk // STATE_SPACE_PIECE)
+    square = heads * min(chunk, STATE_SPACE_PIECE) ** 2
+    return FLOAT32_BYTES * factors.state_space_copies * square * pieces
 
 
 def growth_bytes(row_bytes: int, slots: int, factors: WorkspaceFactors) -> float:
