@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from weighbridge_fit.facts import (
     ComponentTotal,
@@ -75,6 +77,48 @@ def weight_facts(
         role=role,
         made_for=made_for,
     )
+
+
+class FactsDisagreeError(Exception):
+    """Facts that contradict themselves; `field` is the one that differs from what the tensors say."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+def verified(facts: WeightFacts) -> WeightFacts:
+    """Facts that came from elsewhere, held against their own tensors: what is empty or zero is filled in.
+
+    Without tensors they come back as they are. Raises FactsDisagreeError naming the first field that differs.
+    """
+    if facts.files and sum(file.file_bytes for file in facts.files) != facts.file_bytes:
+        if facts.file_bytes:
+            raise FactsDisagreeError("file_bytes", "is not the sum of the files")
+        facts = replace(facts, file_bytes=sum(file.file_bytes for file in facts.files))
+    if not facts.tensors:
+        return facts
+    told = weight_facts(facts.name, facts.format, (), facts.tensors, architecture="", quantization="", geometry=None)
+    filled: dict[str, Any] = {}
+    for field in ("tensor_bytes", "tensor_count", "element_count", "largest_tensor_bytes", "model_digest"):
+        given, counted = getattr(facts, field), getattr(told, field)
+        if given and given != counted:
+            raise FactsDisagreeError(field, f"does not agree with the tensors, which make it {counted}")
+        filled[field] = counted
+    for field, key in (("precisions", "dtype"), ("components", "component")):
+        given = {getattr(total, key): _numbers(total) for total in getattr(facts, field)}
+        counted = {getattr(total, key): _numbers(total) for total in getattr(told, field)}
+        if given and given != counted:
+            raise FactsDisagreeError(field, "does not agree with the tensors")
+        filled[field] = getattr(told, field)
+    return replace(facts, **filled)
+
+
+def _numbers(total: PrecisionTotal | ComponentTotal) -> tuple[Any, ...]:
+    if isinstance(total, PrecisionTotal):
+        return total.tensors, total.elements, total.bytes
+    return total.tensors, total.bytes
 
 
 def _totals(tensors: Iterable[TensorFact]) -> tuple[PrecisionTotal, ...]:

@@ -1,10 +1,12 @@
 """Weight facts as they travel, and back. No rule lives here."""
 
 import math
+from dataclasses import replace
 
 from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_fit.facts import (
+    MAX_ELEMENTS,
     ComponentTotal,
     FileSummary,
     Labelled,
@@ -16,6 +18,7 @@ from weighbridge_fit.facts import (
 )
 from weighbridge_fit.geometry import LayerKind, LayerMeasure, ModelGeometry
 from weighbridge_fit.model_config import MAX_LAYERS, MAX_SIZE, MAX_WORD
+from weighbridge_fit.tally import FactsDisagreeError, verified
 
 _FORMATS = {
     WeightFormat.UNKNOWN: weights_pb2.WEIGHT_FORMAT_UNSPECIFIED,
@@ -65,6 +68,8 @@ _GEOMETRY_NUMBERS = (
 # fit the contract's 64 bits.
 MAX_INLINE_BYTES = 1 << 60
 MAX_INLINE_ITEMS = 4096
+# As many as are read from files (describe.MAX_MODEL_TENSORS); the request's size limit is the tighter bound.
+MAX_INLINE_TENSORS = 1 << 19
 # float64
 MAX_ACTIVATION_BYTES = 8
 _MEASURES = ("kv_heads", "key_size", "value_size", "window_tokens", "state_elements", "convolution_elements")
@@ -124,36 +129,27 @@ def facts_message(facts: WeightFacts, *, include_tensors: bool = False) -> weigh
 
 
 def facts_from(message: weights_pb2.WeightFacts) -> WeightFacts:
-    """Facts given inline. Raises UnpriceableFactsError for values that no file could have."""
-    counts = {
-        "file_bytes": message.file_bytes,
-        "tensor_bytes": message.tensor_bytes,
-        "tensor_count": message.tensor_count,
-        "element_count": message.element_count,
-        "largest_tensor_bytes": message.largest_tensor_bytes,
-    }
-    for name, value in counts.items():
-        if not 0 <= value <= MAX_INLINE_BYTES:
-            raise UnpriceableFactsError(f"model.facts.{name}", "is not a size that a model can have")
-    for name in ("components", "precisions", "files", "notes"):
-        if len(getattr(message, name)) > MAX_INLINE_ITEMS:
-            raise UnpriceableFactsError(f"model.facts.{name}", f"holds more than {MAX_INLINE_ITEMS} entries")
-    for name in ("architecture", "quantization", "model_digest"):
-        if len(getattr(message, name)) > MAX_WORD:
-            raise UnpriceableFactsError(f"model.facts.{name}", "is longer than any such word")
-    if not message.tensor_bytes:
-        raise UnpriceableFactsError("model.facts.tensor_bytes", "is needed to price a model")
-    components = tuple(
-        ComponentTotal(tally.component, tally.tensor_count, tally.bytes, tuple(map(_precision_from, tally.precisions)))
-        for tally in message.components
-    ) or (ComponentTotal("model", message.tensor_count, message.tensor_bytes, ()),)
-    if any(total.bytes < 0 for total in components) or sum(total.bytes for total in components) != message.tensor_bytes:
-        raise UnpriceableFactsError("model.facts.components", "must add up to tensor_bytes")
-    return WeightFacts(
+    """Facts given inline or pinned. With tensors, everything that follows from them must agree, and is filled in where
+    it is empty.
+
+    Raises UnpriceableFactsError for values that no file could have and for facts that contradict themselves.
+    """
+    _refuse_impossible(message)
+    facts = WeightFacts(
         name=message.name,
         format=_FORMATS_BACK.get(message.format, WeightFormat.UNKNOWN),
-        components=components,
+        file_bytes=message.file_bytes,
+        tensor_bytes=message.tensor_bytes,
+        tensor_count=message.tensor_count,
+        element_count=message.element_count,
+        largest_tensor_bytes=message.largest_tensor_bytes,
         precisions=tuple(map(_precision_from, message.precisions)),
+        components=tuple(
+            ComponentTotal(
+                tally.component, tally.tensor_count, tally.bytes, tuple(map(_precision_from, tally.precisions))
+            )
+            for tally in message.components
+        ),
         files=tuple(
             FileSummary(
                 file.name,
@@ -172,8 +168,38 @@ def facts_from(message: weights_pb2.WeightFacts) -> WeightFacts:
         tensors=tuple(sorted(map(_tensor_from, message.tensors))),
         role=_ROLES_BACK.get(message.role, Role.MODEL),
         made_for=message.made_for,
-        **counts,
     )
+    try:
+        facts = verified(facts)
+    except FactsDisagreeError as error:
+        raise UnpriceableFactsError(f"model.facts.{error.field}", error.message) from error
+    if not facts.tensor_bytes:
+        raise UnpriceableFactsError("model.facts.tensor_bytes", "is needed to price a model")
+    if not facts.components:
+        whole = ComponentTotal("model", facts.tensor_count, facts.tensor_bytes, ())
+        return replace(facts, components=(whole,))
+    if sum(total.bytes for total in facts.components) != facts.tensor_bytes:
+        raise UnpriceableFactsError("model.facts.components", "must add up to tensor_bytes")
+    return facts
+
+
+def _refuse_impossible(message: weights_pb2.WeightFacts) -> None:
+    """Raises UnpriceableFactsError for sizes and lengths beyond those of any model."""
+    for name in ("file_bytes", "tensor_bytes", "tensor_count", "element_count", "largest_tensor_bytes"):
+        if not 0 <= getattr(message, name) <= MAX_INLINE_BYTES:
+            raise UnpriceableFactsError(f"model.facts.{name}", "is not a size that a model can have")
+    for name in ("components", "precisions", "files", "notes"):
+        if len(getattr(message, name)) > MAX_INLINE_ITEMS:
+            raise UnpriceableFactsError(f"model.facts.{name}", f"holds more than {MAX_INLINE_ITEMS} entries")
+    if len(message.tensors) > MAX_INLINE_TENSORS:
+        raise UnpriceableFactsError("model.facts.tensors", f"holds more than {MAX_INLINE_TENSORS} entries")
+    for name in ("architecture", "quantization", "model_digest"):
+        if len(getattr(message, name)) > MAX_WORD:
+            raise UnpriceableFactsError(f"model.facts.{name}", "is longer than any such word")
+    if any(not 0 <= total.bytes <= MAX_INLINE_BYTES for total in message.components):
+        raise UnpriceableFactsError("model.facts.components", "holds a size that no component can have")
+    if any(not 0 <= file.size_bytes <= MAX_INLINE_BYTES for file in message.files):
+        raise UnpriceableFactsError("model.facts.files", "holds a size that no file can have")
 
 
 def _precision_message(total: PrecisionTotal) -> weights_pb2.PrecisionTally:
@@ -237,7 +263,9 @@ def _tensor_message(labelled: Labelled) -> weights_pb2.TensorFact:
 
 
 def _tensor_from(message: weights_pb2.TensorFact) -> Labelled:
-    if any(not 0 <= size <= MAX_INLINE_BYTES for size in (*message.shape, message.bytes)):
-        raise UnpriceableFactsError("model.facts.tensors", f"{message.name[:200]!r} is no tensor that a file can hold")
     shape = tuple(message.shape)
-    return message.component, TensorFact(message.name, message.dtype, shape, math.prod(shape), message.bytes)
+    sizes = all(0 <= size <= MAX_INLINE_BYTES for size in (*shape, message.bytes))
+    elements = math.prod(shape) if sizes else -1
+    if not 0 <= elements <= MAX_ELEMENTS:
+        raise UnpriceableFactsError("model.facts.tensors", f"{message.name[:200]!r} is no tensor that a file can hold")
+    return message.component, TensorFact(message.name, message.dtype, shape, elements, message.bytes)
