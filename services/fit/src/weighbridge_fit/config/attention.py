@@ -159,7 +159,7 @@ def latent_rows(fields: Fields, base: ModelGeometry, count: int) -> ModelGeometr
         layers=(LayerKind.LATENT_ATTENTION,) * count,
         kv_heads=base.attention_heads,
         head_size=fields.first("qk_nope_head_dim") + fields.first("qk_rope_head_dim"),
-        value_head_size=fields.first("v_head_dim"),
+        value_head_size=fields.optional("v_head_dim") or base.hidden_size // max(1, base.attention_heads),
         latent_rank=fields.first("kv_lora_rank"),
         latent_rope_size=fields.first("qk_rope_head_dim"),
     )

@@ -190,7 +190,8 @@ def _named(fields: Fields, kinds: dict[str, LayerKind], count: int = 0) -> tuple
 
 
 def _mamba_section(fields: Fields, base: ModelGeometry) -> LayerMeasure:
-    inner = fields.optional("mamba_d_ssm") or fields.first("mamba_expand") * base.hidden_size
+    heads, head = fields.lenient("mamba_n_heads"), fields.lenient("mamba_d_head")
+    inner = fields.optional("mamba_d_ssm") or heads * head or fields.first("mamba_expand") * base.hidden_size
     groups, state = fields.first("mamba_n_groups"), fields.first("mamba_d_state")
     return state_space_2(inner, groups, state, fields.first("mamba_d_conv"))
 

@@ -19,6 +19,8 @@ from weighbridge_fit.laws.kv_types import KvType
 
 # Recurrent states are float32 whatever the model computes in; convolution inputs are in the activation type.
 STATE_BYTES = 4
+# Models whose states are in the activation type too.
+NARROW_STATES = frozenset({"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv7"})
 
 # Models whose `make_cache` gives sliding layers a rotating cache. All others keep the whole context in them.
 ROTATING = frozenset(
@@ -59,15 +61,17 @@ def cache_bytes(
     """All layers' caches with `context_tokens` in each sequence, while it is answered."""
     total = CacheBytes()
     slots = growing_slots(context_tokens, prefill_step)
+    width = geometry.activation_bytes or 2
+    state_width = width if geometry.model_type in NARROW_STATES else STATE_BYTES
     for row in held_rows(geometry):
         pair = _pair(row, kv_type)
-        # The indexer's cache keeps keys and no values (a width of zero).
-        latent = kv_type.row_bytes(row.latent) + kv_type.row_bytes(row.indexer)
+        # The indexer's cache keeps zeros for values.
+        latent = kv_type.row_bytes(row.latent) + 2 * kv_type.row_bytes(row.indexer)
         total = total + CacheBytes(
             growing=0 if row.window_tokens else slots * pair,
             windowed=window_slots_for(context_tokens, row.window_tokens) * pair if row.window_tokens else 0,
             latent=slots * latent,
-            state=row.state * STATE_BYTES + row.convolution * (geometry.activation_bytes or 2),
+            state=row.state * state_width + row.convolution * width,
         )
     return total.times(sequences)
 
