@@ -16,6 +16,7 @@ class LayerKind(Enum):
     SHORT_CONVOLUTION = "short_convolution"
     LINEAR_ATTENTION = "linear_attention"
     MEMORYLESS = "memoryless"
+    CROSS_ATTENTION = "cross_attention"
 
 
 @dataclass(frozen=True, slots=True)
