@@ -107,7 +107,8 @@ def entry_of(snapshot: Snapshot, catalog_id: str) -> CatalogEntry:
     entry = snapshot.entries.get(catalog_id)
     if entry is not None:
         return entry
-    broken = [sentence for sentence in snapshot.problems if sentence.startswith((f"{catalog_id}.json:", f"{catalog_id}.json,"))]
+    file = f"{catalog_id}.json"
+    broken = [sentence for sentence in snapshot.problems if sentence.startswith((f"{file}:", f"{file},"))]
     near = snapshot.near(catalog_id[:200])
     hint = f" Its manifest was left out: {broken[0]}" if broken else f" Did you mean {near}?" if near else ""
     raise not_found("MODEL_NOT_FOUND", f"There is no model {catalog_id[:200]!r} in the catalogue.{hint}")

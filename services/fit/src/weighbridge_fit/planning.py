@@ -39,12 +39,23 @@ class Guess:
     note: Note
 
 
-def answer(family: Family, model: Model, request: Any, capacity: Capacity, observed: Observed | None = None) -> Answer:
-    """Plans, judges and claims. Raises PlanError."""
+PRICED_BY_RANGE = "PRICED_BY_RANGE"
+
+
+def answer(
+    family: Family,
+    model: Model,
+    request: Any,
+    capacity: Capacity,
+    observed: Observed | None = None,
+    *,
+    advise: bool = True,
+) -> Answer:
+    """Plans, judges and claims. Raises PlanError. Advice takes a dozen plans more: lists do without."""
     made = family.plan(model, request, capacity)
     needed = sharpen(made.requirement, observed)
     assessment = judge(needed, capacity)
-    if assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):
+    if advise and assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):
         assessment = replace(assessment, help=family.advise(model, request, capacity, made, needed))
     measured = observed is not None and observed.count >= ENOUGH
     source = Source.MEASURED if measured else Source.DERIVED
@@ -58,3 +69,16 @@ def guess(facts: WeightFacts, capacity: Capacity, why: str, reason_code: str = "
     assessment = Assessment(Verdict.UNKNOWN, reason_code, reason)
     note = Note("NOT_PRICED", f"{why} It can be looked at, not run.")
     return Guess(needed, assessment, claim_for(needed, capacity, Verdict.UNKNOWN), note)
+
+
+def by_range(needed: Requirement, capacity: Capacity, catalog_id: str) -> Guess:
+    """The verdict on a catalogue model of which only the sizes of its files are known.
+
+    Its low bound is one that no such model stays under, so it can be refused; all else is a range that says so.
+    """
+    assessment = judge(needed, capacity)
+    message = (
+        f"Only the sizes of its files are known until {catalog_id} is on this machine: this is the range that such "
+        f"models need, {format_gib(needed.total.low)} to {format_gib(needed.total.high)}."
+    )
+    return Guess(needed, assessment, claim_for(needed, capacity, assessment.verdict), Note(PRICED_BY_RANGE, message))

@@ -2,6 +2,8 @@
 
 # ruff: noqa: N802 - methods are named after the contract's rpcs
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -9,29 +11,42 @@ import structlog
 from weighbridge_common.handlers import AnyContext
 from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
-from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2
+from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
-from weighbridge_proto.memory.v1 import machine_pb2
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
-from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk
+from weighbridge_fit import responses
+from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk, entry_of, not_on_disk
+from weighbridge_fit.catalog import ranged
+from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.catalog.installed import Installed
+from weighbridge_fit.catalog.resolve import has_facts
+from weighbridge_fit.catalog.shelf import Shelf
+from weighbridge_fit.catalog.store import Snapshot
 from weighbridge_fit.families.family import Family
-from weighbridge_fit.families.registry import FAMILIES, recognise
+from weighbridge_fit.families.registry import family_of, recognise
 from weighbridge_fit.ledger_client import LedgerClient
-from weighbridge_fit.lines import Source
+from weighbridge_fit.listing import default_workload, fit_on
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
-from weighbridge_fit.planning import Answer, answer, guess
+from weighbridge_fit.paging import page_of
+from weighbridge_fit.planning import answer, by_range, guess
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine
+from weighbridge_fit.requests import (
+    INVALID_OPTION,
+    check_workload,
+    named_engine,
+    plan_refused,
+    unrecognised,
+    what_if,
+)
 from weighbridge_fit.solving import solve_context
-from weighbridge_fit.wire.answer import assessment_message, claim_message, note_messages, requirement_message
+from weighbridge_fit.wire.catalog import USES_BACK, entry_message
 from weighbridge_fit.wire.facts import facts_message
 from weighbridge_fit.wire.machine import capacity_from
 
-NOT_YET_IMPLEMENTED = "NOT_YET_IMPLEMENTED"
-
-ENGINE_KINDS = {engine: plan_pb2.EngineKind.Value(f"ENGINE_KIND_{engine.name}") for engine in Engine}
-_ENGINES: dict[int, Engine] = {number: engine for engine, number in ENGINE_KINDS.items()}
+MODEL_WONT_RUN = "MODEL_WONT_RUN"
 _AVAILABILITY = {
     lease_pb2.OUTCOME_NOW: pb.AVAILABILITY_NOW,
     lease_pb2.OUTCOME_AFTER_EVICTION: pb.AVAILABILITY_AFTER_EVICTION,
@@ -45,8 +60,9 @@ _log = structlog.get_logger(__name__)
 class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     """See the contract. Holds no state between calls."""
 
-    def __init__(self, desk: ModelDesk, ledger: LedgerClient) -> None:
+    def __init__(self, desk: ModelDesk, shelf: Shelf, ledger: LedgerClient) -> None:
         self._desk = desk
+        self._shelf = shelf
         self._ledger = ledger
 
     async def DescribeWeights(
@@ -54,25 +70,28 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     ) -> pb.DescribeWeightsResponse:
         """See the contract."""
         model = await self._desk.model(request.model)
+        if model.entry is not None and not has_facts(model):
+            raise not_on_disk(model.entry)
         facts = facts_message(model.facts, include_tensors=request.include_tensors)
         return pb.DescribeWeightsResponse(facts=facts)
 
     async def PlanModel(self, request: pb.PlanModelRequest, context: AnyContext) -> pb.PlanModelResponse:
         """See the contract."""
         # Whoever names an engine wants to launch it and must be refused; whoever asks in general gets a guess.
-        named = _named_family(request.engine_kind, request.workload, request.options)
-        what_if = request.machine if request.HasField("machine") else None
+        engine = named_engine(request.engine_kind, request.options)
+        machine = what_if(request)
         try:
             model = await self._desk.model(request.model)
         except RequestError as error:
-            if named is not None or error.failure.reason != HEADER_TOO_LARGE:
+            if engine is not None or error.failure.reason != HEADER_TOO_LARGE:
                 raise
-            unread = await self._desk.size_alone(request.model.path)
-            capacity = await self._ledger.capacity(what_if)
-            response = _guessed(unread, capacity, error.failure.message, HEADER_TOO_LARGE)
+            unread = await self._desk.size_alone(request.model)
+            capacity = await self._ledger.capacity(machine)
+            made = guess(unread.facts, capacity_from(capacity), error.failure.message, HEADER_TOO_LARGE)
+            response = responses.guessed(unread, made, capacity)
         else:
-            response = await self._planned_or_guessed(request, model, named, what_if)
-        if request.check_current_leases and what_if is None:
+            response = await self._planned_or_guessed(request, model, engine, machine)
+        if request.check_current_leases and machine is None:
             await self._add_availability(response, request.engine_build)
         return response
 
@@ -80,65 +99,120 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         self,
         request: pb.PlanModelRequest,
         model: Model,
-        named: Family | None,
-        what_if: machine_pb2.Machine | None,
+        engine: Engine | None,
+        machine: machine_pb2.Machine | None,
     ) -> pb.PlanModelResponse:
-        capacity = await self._ledger.capacity(what_if)
-        family = named or recognise(model)
-        if family is None:
-            return _guessed(model, capacity, _unrecognised(model))
-        try:
-            model = await self._desk.with_companions(model, family.companions(request.options))
-            asked = family.request(request.workload, request.options)
-            return await self._planned(
-                family, model, asked, capacity, request.engine_build, own_machine=what_if is None
-            )
-        except PlanError as error:
-            if named is not None or error.reason != UNSUPPORTED_ARCHITECTURE:
-                raise _plan_refused(error) from error
-            return _guessed(model, capacity, error.message)
+        capacity = await self._ledger.capacity(machine)
+        family = _family(engine, model, request.workload)
+        why = unrecognised(model)
+        if family is None and engine is not None:
+            raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", why))
+        if family is not None:
+            if engine is not None:
+                check_workload(family, request.workload)
+            try:
+                model = await self._desk.with_companions(model, family.companions(request.options))
+                asked = family.request(request.workload, request.options)
+                return await self._planned(
+                    family, model, asked, capacity, request.engine_build, own_machine=machine is None
+                )
+            except PlanError as error:
+                known = model.entry is not None and not has_facts(model) and engine in (None, model.entry.engine)
+                if error.reason != UNSUPPORTED_ARCHITECTURE or not (engine is None or known):
+                    raise plan_refused(error) from error
+                why = error.message
+        return _ranged_or_guessed(request, model, capacity, why)
 
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
         workload = plan_pb2.Workload(chat=plan_pb2.ChatWorkload(slots=request.slots))
-        named = _named_family(plan_pb2.ENGINE_KIND_UNSPECIFIED, workload, request.options)
-        what_if = request.machine if request.HasField("machine") else None
+        engine = named_engine(plan_pb2.ENGINE_KIND_UNSPECIFIED, request.options)
+        machine = what_if(request)
         model = await self._desk.model(request.model)
-        capacity = await self._ledger.capacity(what_if)
-        family: Any = named or recognise(model)
-        if family is None or family.workload_name != "chat":
-            raise _plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", _unrecognised(model)))
+        capacity = await self._ledger.capacity(machine)
+        family: Any = _solvable(engine, model, workload)
         try:
             model = await self._desk.with_companions(model, family.companions(request.options))
             asked = family.request(workload, request.options)
             largest = solve_context(family, model, asked, capacity_from(capacity))
             if not largest:
-                raise failed_precondition("MODEL_WONT_RUN", "No context of this model runs on this machine.")
+                raise failed_precondition(MODEL_WONT_RUN, "No context of this model runs on this machine.")
             asked = family.with_context(asked, largest)
-            plan = await self._planned(family, model, asked, capacity, "", own_machine=what_if is None)
+            plan = await self._planned(family, model, asked, capacity, "", own_machine=machine is None)
         except PlanError as error:
-            raise _plan_refused(error) from error
+            raise _unsolved(error, model) from error
         return pb.SolveContextResponse(context_tokens=largest, plan=plan)
 
     async def SolveSize(self, request: pb.SolveSizeRequest, context: AnyContext) -> pb.SolveSizeResponse:
         """Not yet."""
-        raise _not_yet("Prices of images")
-
-    async def ListFits(self, request: pb.ListFitsRequest, context: AnyContext) -> pb.ListFitsResponse:
-        """Not yet."""
-        raise _not_yet("The catalogue")
-
-    async def CheckPull(self, request: pb.CheckPullRequest, context: AnyContext) -> pb.CheckPullResponse:
-        """Not yet."""
-        raise _not_yet("The catalogue")
+        raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET_IMPLEMENTED", "Sizes: not in this version.")
 
     async def ListModels(self, request: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
-        """Not yet."""
-        raise _not_yet("The catalogue")
+        """See the contract."""
+        snapshot = await self._shelf.snapshot()
+        ids = _of_use(snapshot, request.use, list(snapshot.entries))
+        page, token = page_of(ids, f"models {request.use}", request.page_size, request.page_token)
+        entries = [snapshot.entries[catalog_id] for catalog_id in page]
+        installed = await self._shelf.look(entries)
+        return pb.ListModelsResponse(
+            models=[self._entry(entry, installed.get(entry.catalog_id)) for entry in entries],
+            next_page_token=token,
+            notes=snapshot.problems,
+        )
 
     async def GetModel(self, request: pb.GetModelRequest, context: AnyContext) -> pb.GetModelResponse:
-        """Not yet."""
-        raise _not_yet("The catalogue")
+        """See the contract."""
+        entry = entry_of(await self._shelf.snapshot(), request.catalog_id)
+        installed = (await self._shelf.look([entry])).get(entry.catalog_id)
+        return pb.GetModelResponse(model=self._entry(entry, installed))
+
+    async def ListFits(self, request: pb.ListFitsRequest, context: AnyContext) -> pb.ListFitsResponse:
+        """See the contract."""
+        snapshot = await self._shelf.snapshot()
+        asked = sorted({entry_of(snapshot, catalog_id).catalog_id for catalog_id in request.catalog_ids})
+        ids = _of_use(snapshot, request.use, asked or list(snapshot.entries))
+        page, token = page_of(ids, f"fits {request.use}", request.page_size, request.page_token)
+        capacity = await self._ledger.capacity(what_if(request))
+        ceilings = capacity_from(capacity)
+        entries = [snapshot.entries[catalog_id] for catalog_id in page]
+        installed = await self._shelf.look(entries)
+        response = pb.ListFitsResponse(capacity=capacity, next_page_token=token, notes=snapshot.problems)
+        for entry in entries:
+            response.fits.append(await fit_on(self._shelf, entry, installed, request.quality, ceilings))
+            # Between two models others have their turn, and a call that nobody waits for any more ends.
+            await asyncio.sleep(0)
+        return response
+
+    async def CheckPull(self, request: pb.CheckPullRequest, context: AnyContext) -> pb.CheckPullResponse:
+        """See the contract."""
+        entry = entry_of(await self._shelf.snapshot(), request.catalog_id)
+        installed = (await self._shelf.look([entry])).get(entry.catalog_id)
+        response = pb.CheckPullResponse(model=self._entry(entry, installed))
+        asked = pb.PlanModelRequest(model=weights_pb2.ModelRef(catalog_id=entry.catalog_id))
+        if request.HasField("machine"):
+            asked.machine.CopyFrom(request.machine)
+        try:
+            plan = await self.PlanModel(asked, context)
+        except RequestError as error:
+            # Whoever launches it is asked again: what cannot be told now must not stand in the way of a download.
+            reason, message = error.failure.reason, error.failure.message
+        except Exception:
+            _log.exception("pull_not_assessed", catalog_id=entry.catalog_id)
+            reason, message = "PRICING_FAILED", "Pricing it failed: see the log of fit."
+        else:
+            if plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN:
+                raise _too_large(entry, plan)
+            response.assessment.CopyFrom(plan.assessment)
+            response.assessed = plan.assessment.verdict != requirement_pb2.VERDICT_UNKNOWN
+            return response
+        response.assessment.CopyFrom(
+            requirement_pb2.Assessment(
+                verdict=requirement_pb2.VERDICT_UNKNOWN,
+                reason_code=reason,
+                reason=f"Whether it runs here could not be told: {message}",
+            )
+        )
+        return response
 
     async def _planned(
         self,
@@ -159,7 +233,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
             seen = await self._observations(model.facts.model_digest, build, made.plan.shape.text())
             if seen:
                 made = answer(family, model, asked, ceilings, summarise([item.peak_bytes for item in seen]))
-        return _response(family, model, made, capacity, seen)
+        return responses.planned(family, model, made, capacity, seen)
 
     async def _add_availability(self, response: pb.PlanModelResponse, build: str) -> None:
         """How the response's claim would fare now. Raises RequestError."""
@@ -184,91 +258,73 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
             _log.warning("observations_unavailable", reason=error.failure.reason)
             return []
 
-
-def _response(
-    family: Family,
-    model: Model,
-    made: Answer,
-    capacity: machine_pb2.Capacity,
-    seen: list[lease_pb2.Observation],
-) -> pb.PlanModelResponse:
-    response = pb.PlanModelResponse(
-        requirement=requirement_message(made.requirement),
-        assessment=assessment_message(made.assessment),
-        claim=claim_message(made.claim, made.claim_source),
-        launch=family.launch(made.plan),
-        notes=note_messages(made.plan.notes),
-        model_digest=model.facts.model_digest,
-        model_name=model.facts.name,
-        engine_kind=ENGINE_KINDS[family.engine],
-        workload=family.workload(made.plan),
-        options=family.options(made.plan),
-        shape=made.plan.shape.text(),
-        capacity=capacity,
-        resolved_path=model.path,
-    )
-    summary = summarise([item.peak_bytes for item in seen])
-    if summary is not None:
-        latest = max((item.observe_time for item in seen), key=lambda time: (time.seconds, time.nanos))
-        response.observations.CopyFrom(
-            plan_pb2.ObservationSummary(count=summary.count, p95_peak_bytes=summary.p95_peak_bytes, latest_time=latest)
-        )
-    return response
+    def _entry(self, entry: CatalogEntry, installed: Installed | None) -> pb.CatalogModel:
+        on_disk = installed is not None and installed.whole
+        return entry_message(entry, str(self._shelf.folder_of(entry)), on_disk)
 
 
-def _guessed(
-    model: Model, capacity: machine_pb2.Capacity, why: str, reason_code: str = "NOT_PRICED"
-) -> pb.PlanModelResponse:
-    """The answer for a model that no law prices: no launch, no shape, and a verdict that blocks nothing."""
-    made = guess(model.facts, capacity_from(capacity), why, reason_code)
-    return pb.PlanModelResponse(
-        requirement=requirement_message(made.requirement),
-        assessment=assessment_message(made.assessment),
-        claim=claim_message(made.claim, Source.ASSUMED),
-        notes=note_messages([made.note]),
-        model_digest=model.facts.model_digest,
-        model_name=model.facts.name,
-        engine_kind=plan_pb2.ENGINE_KIND_GENERIC,
-        capacity=capacity,
-        resolved_path=model.path,
-    )
-
-
-def _named_family(kind: int, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> Family | None:
-    """The family that the caller means by engine or options, None if by neither. Raises RequestError."""
-    member = options.WhichOneof("engine")
-    engine = _ENGINES.get(kind) if kind else None if member is None else Engine(member)
+def _family(engine: Engine | None, model: Model, workload: plan_pb2.Workload) -> Family | None:
+    """Who plans a model. Raises RequestError for an engine that the catalogue says does not load it."""
     if engine is None:
-        if kind:
-            raise invalid_argument("engine_kind", "is no engine that fit knows", "INVALID_OPTION")
-        return None
-    family = FAMILIES.get(engine)
-    if family is None:
-        raise _not_yet("Plans for this engine")
-    if member is not None and member != family.options_name:
-        raise invalid_argument("options", f"are for {member}, the plan is for {family.options_name}", "INVALID_OPTION")
-    asked = workload.WhichOneof("kind")
-    if asked is not None and asked != family.workload_name:
-        described = f"is for {asked}, and {family.options_name} does {family.workload_name}"
-        raise invalid_argument("workload", described, "INVALID_OPTION")
+        return recognise(model)
+    if model.entry is not None and engine not in (model.entry.engine, Engine.GENERIC):
+        named = f"{model.entry.catalog_id} is loaded by {model.entry.engine.value}, not by {engine.value}"
+        raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", f"{named}."))
+    return family_of(engine, model, workload.WhichOneof("kind") or "")
+
+
+def _ranged_or_guessed(
+    request: pb.PlanModelRequest, model: Model, capacity: machine_pb2.Capacity, why: str
+) -> pb.PlanModelResponse:
+    """The answer without a law: by the range of such models where the catalogue knows the files, else a guess."""
+    entry, ceilings = model.entry, capacity_from(capacity)
+    if entry is None or has_facts(model) or not ranged.can_be_ranged(entry):
+        return responses.guessed(model, guess(model.facts, ceilings, why), capacity)
+    workload = default_workload(entry)
+    if request.workload.HasField("chat"):
+        workload.chat.MergeFrom(request.workload.chat)
+    context, slots = workload.chat.context_tokens, workload.chat.slots
+    if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
+        raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
+    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
+    return responses.guessed(model, made, capacity, entry.engine, workload)
+
+
+def _solvable(engine: Engine | None, model: Model, workload: plan_pb2.Workload) -> Family:
+    """The family that a solver asks. Raises RequestError."""
+    family = _family(engine, model, workload)
+    if family is None or family.workload_name != workload.WhichOneof("kind"):
+        raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)))
     return family
 
 
-def _unrecognised(model: Model) -> str:
-    named = f"of type {model.facts.architecture!r}" if model.facts.architecture else "whose type is not known"
-    return f"No engine's law prices a model {named}."
+def _unsolved(error: PlanError, model: Model) -> RequestError:
+    """A solver needs a law; of a catalogue model that is not here only a range may be known."""
+    if error.reason == UNSUPPORTED_ARCHITECTURE and model.entry is not None and not has_facts(model):
+        return not_on_disk(model.entry)
+    return plan_refused(error)
 
 
-def _plan_refused(error: PlanError) -> RequestError:
-    return RequestError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        error.reason,
-        error.message,
-        field_violations=[(error.field, error.message)],
-    )
+def _too_large(entry: CatalogEntry, plan: pb.PlanModelResponse) -> RequestError:
+    """A download that would bring what cannot run here: the verdict's sentence, what would help, and the figures."""
+    needed = plan.requirement
+    sentences = [f"{entry.display_name} would not run here.", plan.assessment.reason, *plan.assessment.help]
+    figures: dict[str, object] = {
+        "catalog_id": entry.catalog_id,
+        "verdict_reason": plan.assessment.reason_code,
+        "low_bytes": needed.total.low_bytes,
+        "expected_bytes": needed.total.expected_bytes,
+        "high_bytes": needed.total.high_bytes,
+        "ceiling_bytes": plan.capacity.total.effective_bytes,
+        "file_bytes": entry.file_bytes,
+    }
+    return failed_precondition(MODEL_WONT_RUN, " ".join(sentences), figures)
 
 
-def _not_yet(what: str) -> RequestError:
-    return RequestError(
-        grpc.StatusCode.UNIMPLEMENTED, NOT_YET_IMPLEMENTED, f"{what}: in the contract, not in this version."
-    )
+def _of_use(snapshot: Snapshot, use: int, ids: Sequence[str]) -> Sequence[str]:
+    """The ids of models for a use. Raises RequestError."""
+    if not use:
+        return ids
+    if use not in USES_BACK:
+        raise invalid_argument("use", "is no use that a model has")
+    return [catalog_id for catalog_id in ids if snapshot.entries[catalog_id].use is USES_BACK[use]]

@@ -20,6 +20,17 @@ class FitSettings(ServiceSettings):
         default=Path("~/.weighbridge/models"),
         description="Folder that model paths may reach, links resolved. Nothing outside it is ever opened.",
     )
+    pull_folder: str = Field(
+        default="",
+        description=(
+            "Folder under the models root that catalogue models are pulled into and looked for, each in a folder of "
+            "its own. Empty: the models root, or ~/.weighbridge/models where that is /."
+        ),
+    )
+    catalog_folder: Path = Field(
+        default=Path("~/.weighbridge/catalog"),
+        description="Folder of your own manifests, read beside those that come with weighbridge.",
+    )
     max_concurrent_reads: int = Field(
         default=4, ge=1, le=64, description="Models whose headers are read at once; further calls wait their turn."
     )
@@ -31,6 +42,19 @@ class FitSettings(ServiceSettings):
         validation_alias="WEIGHBRIDGE_LEDGER_TARGET",
         description="gRPC target of the ledger. Empty: its socket in the run folder.",
     )
+
+    def pulled_models(self) -> Path:
+        """Where catalogue models are, and are pulled into.
+
+        Raises:
+            ValueError: it is not under the models root.
+        """
+        root = Path(os.path.realpath(self.models_root.expanduser()))
+        chosen = self.pull_folder or ("~/.weighbridge/models" if root == Path(root.anchor) else str(root))
+        folder = Path(os.path.realpath(Path(chosen).expanduser()))
+        if not folder.is_relative_to(root):
+            raise ValueError(f"{folder} is not under the models root {root}: nothing there could be opened")
+        return folder
 
     def ledger_address(self) -> str:
         """The gRPC target of the ledger.

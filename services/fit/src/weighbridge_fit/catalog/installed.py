@@ -31,7 +31,8 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 class _RecordedFile(pydantic.BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    # Into the folder, and nowhere else.
+    path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$", max_length=4096)]
     size_bytes: Annotated[int, Field(ge=0)]
 
 
@@ -60,7 +61,8 @@ def look(folder: Path, entry: CatalogEntry) -> Installed:
     wanted = {file.path: file.size_bytes for file in entry.files}
     record = _read_record(folder)
     if record is not None and record.catalog_id == entry.catalog_id:
-        wanted = {file.path: file.size_bytes for file in record.files}
+        # A repository's further files are in it, and the sizes that were really found.
+        wanted = {file.path: file.size_bytes for file in record.files if ".." not in file.path.split("/")}
     sizes = {path: _size(folder / path) for path in wanted}
     present = sum(sizes[path] == size for path, size in wanted.items())
     whole = bool(wanted) and present == len(wanted)

@@ -5,7 +5,6 @@ The classes below are the format. The JSON Schema that is published beside the c
 """
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +15,7 @@ from weighbridge_fit.bounded_json import loads_object
 from weighbridge_fit.catalog.entry import CatalogEntry, CatalogFile, CountRange, PixelRange, Use
 from weighbridge_fit.errors import WeightError
 from weighbridge_fit.facts import WeightFacts
+from weighbridge_fit.pinned import PinnedFactsError, unpin
 from weighbridge_fit.plans.plan import Engine
 
 FORMAT = "weighbridge.model/1"
@@ -197,11 +197,7 @@ class Manifest(_Part):
     notes: Annotated[list[Text], Field(max_length=32, description="What should be known, a sentence each.")] = []
 
 
-FactsReader = Callable[[dict[str, Any]], WeightFacts]
-"""Reads pinned facts. Raises WeightError or ValueError with a sentence."""
-
-
-def read_manifest(data: bytes, file: str, facts_from: FactsReader, *, user_entry: bool = False) -> CatalogEntry:
+def read_manifest(data: bytes, file: str, *, user_entry: bool = False) -> CatalogEntry:
     """The entry that a manifest's bytes describe; `file` is its name, and has to be `<id>.json`.
 
     Raises ManifestError.
@@ -215,7 +211,7 @@ def read_manifest(data: bytes, file: str, facts_from: FactsReader, *, user_entry
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise ManifestError(file, ".".join(map(str, first["loc"])), str(first["msg"])) from error
     _check(manifest, file)
-    return _entry(manifest, file, facts_from, user_entry)
+    return _entry(manifest, file, user_entry)
 
 
 def is_id(text: str) -> bool:
@@ -272,16 +268,14 @@ def _range(kind: type[T], span: Span | None) -> T | None:
     return None if span is None else kind(span.min, span.max, span.usual)
 
 
-def _entry(manifest: Manifest, file: str, facts_from: FactsReader, user_entry: bool) -> CatalogEntry:
+def _entry(manifest: Manifest, file: str, user_entry: bool) -> CatalogEntry:
     def pinned(value: dict[str, Any] | None, field: str) -> WeightFacts | None:
         if value is None:
             return None
         try:
-            return facts_from(value)
-        except WeightError as error:
-            raise ManifestError(file, field, error.sentence()) from error
-        except ValueError as error:
-            raise ManifestError(file, field, str(error)) from error
+            return unpin(value)
+        except PinnedFactsError as error:
+            raise ManifestError(file, f"{field}.{error.field}", error.message) from error
 
     render, chat, repository = manifest.render, manifest.chat or Chat(), manifest.repository
     files = tuple(

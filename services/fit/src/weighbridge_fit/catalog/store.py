@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from weighbridge_fit.catalog.entry import CatalogEntry
-from weighbridge_fit.catalog.manifest import MAX_MANIFEST_BYTES, FactsReader, ManifestError, read_manifest
+from weighbridge_fit.catalog.manifest import MAX_MANIFEST_BYTES, ManifestError, read_manifest
 from weighbridge_fit.errors import WeightError, as_text
 from weighbridge_fit.files import open_regular
 
@@ -48,9 +48,9 @@ class Snapshot:
 class Catalogue:
     """Manifests of two folders. Safe to be asked from several threads."""
 
-    def __init__(self, own: Path, users: Path | None, facts_from: FactsReader) -> None:
-        self._own = _Folder(own, facts_from, users_own=False)
-        self._users = None if users is None else _Folder(users, facts_from, users_own=True)
+    def __init__(self, own: Path, users: Path | None) -> None:
+        self._own = _Folder(own, users_own=False)
+        self._users = None if users is None else _Folder(users, users_own=True)
         self._lock = threading.Lock()
         self._snapshot = Snapshot({})
         self._parts: list[Snapshot] = []
@@ -83,9 +83,8 @@ def _joined(parts: list[Snapshot]) -> Snapshot:
 class _Folder:
     """One folder of manifests, read again when its listing changed."""
 
-    def __init__(self, path: Path, facts_from: FactsReader, *, users_own: bool) -> None:
+    def __init__(self, path: Path, *, users_own: bool) -> None:
         self._path = path
-        self._facts_from = facts_from
         self._users_own = users_own
         self._found: tuple[_Listing, str] | None = None
         self._read: dict[tuple[str, int, int, int], CatalogEntry | str] = {}
@@ -126,7 +125,7 @@ class _Folder:
                 if file.size > MAX_MANIFEST_BYTES:
                     raise ManifestError(shown, "", f"is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
                 data = file.read_exactly(0, file.size)
-            return read_manifest(data, shown, self._facts_from, user_entry=self._users_own)
+            return read_manifest(data, shown, user_entry=self._users_own)
         except ManifestError as error:
             return self._told(error.sentence())
         except WeightError as error:

@@ -1,16 +1,33 @@
 """Which family plans a model."""
 
+from weighbridge_fit.catalog.entry import Use
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.families.mlx import MlxFamily
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.plan import Engine
 
-FAMILIES: dict[Engine, Family] = {family.engine: family for family in (MlxFamily(),)}
-"""In the order in which they are asked whether a model is theirs."""
+ALL: tuple[Family, ...] = (MlxFamily(),)
+"""In the order in which they are asked whether a model is theirs. An engine may have one for each kind of workload."""
+
+FAMILIES: dict[Engine, Family] = {family.engine: family for family in reversed(ALL)}
+"""The first family of each engine."""
+
+_WORKLOADS = {Use.IMAGE: "image", Use.VIDEO: "image", Use.CHAT: "chat"}
 
 
 def recognise(model: Model) -> Family | None:
     """The family of a model whose engine nobody named: the catalogue's word, else the first that knows it."""
     if model.entry is not None:
-        return FAMILIES.get(model.entry.engine)
-    return next((family for family in FAMILIES.values() if family.recognises(model)), None)
+        return family_of(model.entry.engine, model)
+    return next((family for family in ALL if family.recognises(model)), None)
+
+
+def family_of(engine: Engine, model: Model, workload: str = "") -> Family | None:
+    """The family of an engine that plans a model: by the kind of workload where it is named ("chat", "image"), else by
+    what the model is for, as the catalogue or its files say; None where no law of this engine is known."""
+    families = [family for family in ALL if family.engine is engine]
+    named = workload or (_WORKLOADS[model.entry.use] if model.entry is not None else "")
+    if named:
+        # An engine of one kind alone is asked in any case: it says itself what it does not do.
+        return next((family for family in families if family.workload_name == named), next(iter(families), None))
+    return next((family for family in families if family.recognises(model)), next(iter(families), None))

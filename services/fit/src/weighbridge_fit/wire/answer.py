@@ -27,10 +27,10 @@ def requirement_message(requirement: Requirement) -> requirement_pb2.Requirement
     """Lines and sums as they travel."""
     return requirement_pb2.Requirement(
         lines=map(_line_message, requirement.lines),
-        total=_range_message(requirement.total),
-        device=_range_message(requirement.device),
-        device_peak=_range_message(requirement.device_peak),
-        largest_buffer=_range_message(requirement.largest_buffer),
+        total=range_message(requirement.total),
+        device=range_message(requirement.device),
+        device_peak=range_message(requirement.device_peak),
+        largest_buffer=range_message(requirement.largest_buffer),
         peak_phase=requirement.peak_phase.value,
     )
 
@@ -79,5 +79,6 @@ def _line_message(line: Line) -> requirement_pb2.RequirementLine:
     )
 
 
-def _range_message(value: Range) -> requirement_pb2.ByteRange:
+def range_message(value: Range) -> requirement_pb2.ByteRange:
+    """Bytes with their uncertainty as they travel."""
     return requirement_pb2.ByteRange(low_bytes=value.low, expected_bytes=value.expected, high_bytes=value.high)

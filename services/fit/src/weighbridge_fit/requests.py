@@ -1,0 +1,71 @@
+"""What a request names beside its model: an engine, a machine, a workload that goes with them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import grpc
+from weighbridge_proto.errors import RequestError, invalid_argument
+from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge_fit.families.family import Family
+from weighbridge_fit.model import Model
+from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.plan import Engine
+from weighbridge_fit.wire.catalog import ENGINE_KINDS
+
+INVALID_OPTION = "INVALID_OPTION"
+_ENGINES: Mapping[int, Engine] = {number: engine for engine, number in ENGINE_KINDS.items()}
+
+
+class HasMachine(Protocol):
+    """A request about a machine."""
+
+    @property
+    def machine(self) -> machine_pb2.Machine:
+        """A what-if."""
+
+    def HasField(self, field_name: Any) -> bool:  # noqa: N802 - protobuf's own name
+        """Whether it is set."""
+
+
+def what_if(request: HasMachine) -> machine_pb2.Machine | None:
+    """The machine that a request asks about, None for the ledger's own."""
+    return request.machine if request.HasField("machine") else None
+
+
+def named_engine(kind: int, options: plan_pb2.EngineOptions) -> Engine | None:
+    """The engine that the caller means by kind or options, None if by neither. Raises RequestError INVALID_OPTION."""
+    member = options.WhichOneof("engine")
+    engine = _ENGINES.get(kind) if kind else None if member is None else Engine(member)
+    if engine is None:
+        if kind:
+            raise invalid_argument("engine_kind", "is no engine that fit knows", INVALID_OPTION)
+        return None
+    if member is not None and member != engine.value:
+        raise invalid_argument("options", f"are for {member}, the plan is for {engine.value}", INVALID_OPTION)
+    return engine
+
+
+def check_workload(family: Family, workload: plan_pb2.Workload) -> None:
+    """Raises RequestError INVALID_OPTION for a workload of another kind than the family does."""
+    asked = workload.WhichOneof("kind")
+    if asked is not None and asked != family.workload_name:
+        described = f"is for {asked}, and {family.options_name} does {family.workload_name} with this model"
+        raise invalid_argument("workload", described, INVALID_OPTION)
+
+
+def unrecognised(model: Model) -> str:
+    """That nobody prices a model."""
+    named = f"of type {model.facts.architecture!r}" if model.facts.architecture else "whose type is not known"
+    return f"No engine's law prices a model {named}."
+
+
+def plan_refused(error: PlanError) -> RequestError:
+    """A plan that cannot be made, with the field that is to blame."""
+    return RequestError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        error.reason,
+        error.message,
+        field_violations=[(error.field, error.message)],
+    )

@@ -1,0 +1,87 @@
+"""What is said about a plan, as it travels."""
+
+from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
+from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
+from weighbridge_proto.memory.v1 import machine_pb2
+
+from weighbridge_fit.catalog.resolve import disagreement
+from weighbridge_fit.families.family import Family
+from weighbridge_fit.lines import Source
+from weighbridge_fit.model import Model
+from weighbridge_fit.observed import summarise
+from weighbridge_fit.planning import Answer, Guess
+from weighbridge_fit.plans.plan import Engine, Note
+from weighbridge_fit.wire.answer import assessment_message, claim_message, note_messages, requirement_message
+from weighbridge_fit.wire.catalog import ENGINE_KINDS
+
+
+def planned(
+    family: Family,
+    model: Model,
+    made: Answer,
+    capacity: machine_pb2.Capacity,
+    seen: list[lease_pb2.Observation],
+) -> pb.PlanModelResponse:
+    """A plan with its price, verdict, claim and launch."""
+    response = pb.PlanModelResponse(
+        requirement=requirement_message(made.requirement),
+        assessment=assessment_message(made.assessment),
+        claim=claim_message(made.claim, made.claim_source),
+        launch=family.launch(made.plan),
+        notes=note_messages((*made.plan.notes, *_catalogue_notes(model))),
+        model_digest=model.facts.model_digest,
+        model_name=name_of(model),
+        engine_kind=ENGINE_KINDS[family.engine],
+        workload=family.workload(made.plan),
+        options=family.options(made.plan),
+        shape=made.plan.shape.text(),
+        capacity=capacity,
+        resolved_path=model.path,
+    )
+    summary = summarise([item.peak_bytes for item in seen])
+    if summary is not None:
+        latest = max((item.observe_time for item in seen), key=lambda time: (time.seconds, time.nanos))
+        response.observations.CopyFrom(
+            plan_pb2.ObservationSummary(count=summary.count, p95_peak_bytes=summary.p95_peak_bytes, latest_time=latest)
+        )
+    return response
+
+
+def guessed(
+    model: Model,
+    made: Guess,
+    capacity: machine_pb2.Capacity,
+    engine: Engine = Engine.GENERIC,
+    workload: plan_pb2.Workload | None = None,
+) -> pb.PlanModelResponse:
+    """The answer without a plan: no launch, no shape. `workload` is what a range was made for."""
+    return pb.PlanModelResponse(
+        requirement=requirement_message(made.requirement),
+        assessment=assessment_message(made.assessment),
+        claim=claim_message(made.claim, Source.ASSUMED),
+        notes=note_messages((made.note, *_catalogue_notes(model))),
+        model_digest=model.facts.model_digest,
+        model_name=name_of(model),
+        engine_kind=ENGINE_KINDS[engine],
+        workload=workload,
+        capacity=capacity,
+        resolved_path=model.path,
+    )
+
+
+def name_of(model: Model) -> str:
+    """The model's name for people: the catalogue's id where it has one."""
+    return model.facts.name if model.entry is None else model.entry.catalog_id
+
+
+def _catalogue_notes(model: Model) -> list[Note]:
+    if model.entry is None:
+        return []
+    notes = []
+    if not model.path:
+        named = model.entry.catalog_id
+        message = f"Its files are not on this machine: weighbridge pull {named} gets them before it can be loaded."
+        notes.append(Note("CATALOG_MODEL_NOT_ON_DISK", message))
+    differing = disagreement(model)
+    return [*notes, differing] if differing else notes
