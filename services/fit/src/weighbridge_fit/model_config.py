@@ -29,7 +29,7 @@ __all__ = [
 GATED_DELTA_TYPES = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe"})
 QWEN_TYPES = frozenset({"qwen2", "qwen3", "qwen3_moe"}) | GATED_DELTA_TYPES
 """What the MLX engine plans."""
-_DELTA = GATED_DELTA_TYPES | {"qwen3_5_moe_text", "qwen3_next"}
+_DELTA = GATED_DELTA_TYPES | {"qwen3_5_moe_text", "qwen3_next", "prism_hadamard_qwen35"}
 _QWEN = QWEN_TYPES | _DELTA
 
 # mlx-lm: layer i is full attention iff (i + 1) % interval == 0.

@@ -45,13 +45,19 @@ def _grouped_query(fields: Fields, base: ModelGeometry) -> ModelGeometry:
     return attention.uniform(fields, replace(base, kv_heads=heads or base.kv_heads))
 
 
+def _most_heads(fields: Fields, base: ModelGeometry) -> ModelGeometry:
+    """Laguna: query heads differ by layer, and the most of them decide the workspace. They share as many keys."""
+    heads = fields.sizes("num_attention_heads_per_layer") or ()
+    return attention.uniform(fields, replace(base, attention_heads=max(heads, default=0) or base.attention_heads))
+
+
 _PLAIN = (
     *("apertus", "arcee", "baichuan", "bitnet", "bloom", "cohere", "deepseek", "dots1", "ernie4_5"),
     *("ernie4_5_moe", "exaone", "gemma", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "gpt2", "gpt_neox"),
     *("gptj", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe"),
     *("internlm2", "internlm3", "llama", "mimo", "minicpm", "minimax_m2", "ministral", "ministral3", "mistral"),
     *("mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt", "phi", "phi3", "phimoe"),
-    *("qwen2_5_omni_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text"),
+    *("qwen", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text"),
     *("qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "solar_open"),
     *("stablelm", "starcoder2", "telechat3", "xverse"),
 )
@@ -102,6 +108,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4_text": _gemma4,
     "gemma4_unified_text": _gemma4,
     "gpt_oss": Architecture(partial(attention.alternating, group=2), {"head_dim": 64, "sliding_window": 128}),
+    "laguna": Architecture(_most_heads, {"sliding_window": 512}),
     "cohere2": _every_fourth,
     "olmo3": _every_fourth,
     "exaone4": Architecture(partial(attention.alternating, group=4)),

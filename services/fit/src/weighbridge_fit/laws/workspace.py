@@ -70,7 +70,8 @@ def latent_bytes(geometry: ModelGeometry, chunk: int, keys: int, factors: Worksp
     """
     if LayerKind.LATENT_ATTENTION not in geometry.layers or chunk < 2:
         return 0.0
-    unpacked = keys * (geometry.head_size + (geometry.value_head_size or geometry.head_size))
+    key = geometry.head_size - geometry.latent_rope_size
+    unpacked = keys * (key + (geometry.value_head_size or key))
     scores = chunk * keys * factors.latent_score_copies
     return geometry.attention_heads * (unpacked + scores) * geometry.activation_bytes
 
