@@ -1,0 +1,42 @@
+"""Files that a ds4 launch opens beside the model: a drafter, and a vision companion."""
+
+from dataclasses import dataclass
+
+from weighbridge_fit.model import Model
+from weighbridge_fit.plans.ds4.drafting import Drafter
+from weighbridge_fit.plans.errors import PlanError
+
+DRAFTER = "drafter"
+VISION = "vision"
+# What a legacy draft head's tensors are called (V4 Flash MTP, May 2026).
+_LEGACY_PREFIX = "mtp."
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """One companion: its size, and what the engine would open ("" where it is not on disk)."""
+
+    file_bytes: int
+    path: str
+    name: str
+
+
+def companion_of(model: Model, role: str) -> Companion | None:
+    """The file that was named or found, else the one that the catalogue lists. Raises PlanError INVALID_OPTION."""
+    facts = model.companions.get(role)
+    if facts is not None:
+        size = max(facts.file_bytes, facts.tensor_bytes)
+        if not size:
+            raise PlanError("INVALID_OPTION", f"options.ds4.{role}_file", f"The {role} file is empty.")
+        return Companion(size, model.paths.get(role, ""), facts.name)
+    listed = [file for file in model.entry.files if file.component == role] if model.entry else []
+    return Companion(listed[0].size_bytes, model.paths.get(role, ""), listed[0].name) if listed else None
+
+
+def drafter_kind(model: Model, companion: Companion | None, *, draft_block: bool) -> Drafter:
+    """What there is to draft with: a file comes before a block in the model's own file."""
+    if companion is None:
+        return Drafter.EMBEDDED if draft_block else Drafter.NONE
+    facts = model.companions.get(DRAFTER)
+    legacy = facts is not None and any(tensor.name.startswith(_LEGACY_PREFIX) for _, tensor in facts.tensors)
+    return Drafter.LEGACY_HEAD if legacy else Drafter.DSPARK

@@ -1,0 +1,61 @@
+"""The plan of a ds4 model: decided by the policy, priced by what the engine allocates."""
+
+from weighbridge_fit.calibration.ds4 import ds4
+from weighbridge_fit.capacity import Capacity
+from weighbridge_fit.lines import requirement
+from weighbridge_fit.model import Model
+from weighbridge_fit.plans.ds4.decisions import decide_launch, figures_of
+from weighbridge_fit.plans.ds4.launch import arguments
+from weighbridge_fit.plans.ds4.lines import launch_lines
+from weighbridge_fit.plans.ds4.machine import machine_from
+from weighbridge_fit.plans.ds4.notes import launch_notes
+from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape, settle
+from weighbridge_fit.plans.ds4.shape import weights_of
+from weighbridge_fit.plans.ds4.standing import Frame
+from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
+from weighbridge_fit.plans.plan import Engine, Plan
+
+# What the contract's signed 64 bits hold.
+MAX_BYTES = 2**63 - 1
+
+
+def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
+    """Plans one model on one machine.
+
+    Raises PlanError: UNSUPPORTED_ARCHITECTURE, UNSUPPORTED_PLATFORM (ds4 has no build for this machine),
+    CONTEXT_TOO_LONG, INVALID_OPTION, EXPERT_CACHE_UNSAFE (no expert cache leaves the system its memory).
+    """
+    calibration = ds4()
+    weights = weights_of(model, calibration)
+    machine = machine_from(capacity, request.compute)
+    figures = figures_of(model)
+    basics = settle(request, weights, machine, figures)
+    decisions = decide_launch(model, weights, machine, figures, basics, request, calibration)
+    frame = Frame(weights, basics, machine.compute, decisions.streams, machine.discrete)
+    lines = launch_lines(frame, decisions, calibration)
+    needed = requirement(lines)
+    if needed.total.high > MAX_BYTES:
+        message = "The model's sizes multiply to more memory than can be counted: its header is wrong."
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
+    return Plan(
+        engine=Engine.DS4,
+        shape=Ds4Shape(
+            compute=machine.compute,
+            layout=basics.layout,
+            context_tokens=basics.context_tokens,
+            sessions=basics.sessions,
+            chunk_tokens=basics.chunk_tokens,
+            streams=decisions.streams,
+            expert_cache_gib=decisions.cache_gib,
+            drafter=decisions.drafter,
+            policy=basics.policy,
+            vision=decisions.vision_file is not None,
+            power=basics.power,
+            disk_kv=basics.disk_kv,
+        ),
+        requirement=needed,
+        weight_bytes=weights.non_routed.expected if decisions.streams else weights.mapped_bytes,
+        process_bytes=int(calibration["process_bytes"].expected),
+        notes=launch_notes(model, frame, machine, figures, decisions, needed, calibration),
+        arguments=arguments(model.path, weights, basics, decisions, machine.compute),
+    )
