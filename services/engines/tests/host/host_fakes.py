@@ -225,7 +225,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
 
 
 class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
-    """Plans any path: the digest is its name, the shape its workload."""
+    """Plans any path: the digest is its name, the shape its workload. Of its catalogue nothing is on disk."""
 
     def __init__(self):
         self.plans = []
@@ -242,7 +242,7 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
             model_name=name,
             engine_kind=plan_pb2.ENGINE_KIND_MLX,
             shape=f"context={request.workload.chat.context_tokens or 4096}",
-            resolved_path=f"/models/{name.removeprefix('also-')}",
+            resolved_path="" if request.model.catalog_id else f"/models/{name.removeprefix('also-')}",
         )
         plan.launch.mlx.slots = self.slots
         plan.requirement.total.expected_bytes = CLAIM_BYTES

@@ -8,6 +8,7 @@ import pytest
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, process_exists, until_event
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RpcFailure
+from weighbridge_proto.fit.v1 import weights_pb2
 
 
 async def test_a_load_goes_plan_admit_start_ready_and_an_unload_gives_everything_back(run_dir):
@@ -108,6 +109,16 @@ async def test_a_model_that_wont_run_disturbs_nobody(run_dir):
         assert "900 GiB" in failure.message
         assert (await suite.get()).state == engine_pb.ENGINE_STATE_READY
         assert len(suite.ledger.admits) == 1
+
+
+@pytest.mark.parametrize(("name", "reason"), [("c", "CATALOG_MODEL_NOT_ON_DISK"), ("huge", "MODEL_WONT_RUN")])
+async def test_a_catalogue_model_is_loaded_only_when_its_files_are_here(run_dir, name, reason):
+    async with Suite(run_dir) as suite:
+        wish = engine_pb.LoadModelRequest(model=weights_pb2.ModelRef(catalog_id=name))
+        failure = await failure_of(suite.engine.LoadModel(wish))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, reason)
+        assert ("weighbridge pull c" in failure.message) == (name == "c")
+        assert suite.ledger.admits == []
 
 
 async def test_refusals_of_fit_and_of_the_runtime_reach_the_caller(run_dir):

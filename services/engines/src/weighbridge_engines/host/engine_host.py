@@ -154,7 +154,7 @@ class EngineHost:
         """The plan of a wish.
 
         Raises:
-            RequestError: fit's refusal, MODEL_WONT_RUN, or an option of another engine.
+            RequestError: fit's refusal, MODEL_WONT_RUN, CATALOG_MODEL_NOT_ON_DISK, or an option of another engine.
         """
         assert wish.model is not None
         if self.description.unavailable_reason:
@@ -164,8 +164,12 @@ class EngineHost:
         self.around.kind.check_options(wish.options)
         plan = await self._planner.plan(wish.model, wish.workload, wish.options, self.description.engine_build)
         self.node_id = plan.capacity.node_id or self.node_id
+        wont_run = plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN
+        if wish.model.HasField("catalog_id") and not plan.resolved_path:
+            # Nobody should get the files of what would be refused then.
+            raise failures.wont_run(plan) if wont_run else failures.not_on_disk(plan)
         self.around.kind.check_plan(plan)
-        if plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN:
+        if wont_run:
             raise failures.wont_run(plan)
         return plan
 

@@ -41,6 +41,13 @@ def wont_run(plan: fit_pb.PlanModelResponse) -> RequestError:
     )
 
 
+def not_on_disk(plan: fit_pb.PlanModelResponse) -> RequestError:
+    """A model of the catalogue can be planned before its files are here, and loaded only after."""
+    named = plan.model_name
+    message = f"The files of {named} are not on this machine. weighbridge pull {named} gets them."
+    return RequestError(grpc.StatusCode.FAILED_PRECONDITION, "CATALOG_MODEL_NOT_ON_DISK", message)
+
+
 def engine_stopping(title: str) -> RequestError:
     """The service ends."""
     return unavailable("ENGINE_STOPPING", f"{title} is stopping.", retry_after_s=2.0)

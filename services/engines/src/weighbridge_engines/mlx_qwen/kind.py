@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import grpc
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
@@ -40,6 +41,19 @@ FATAL_TEXTS: Mapping[str, ExitCause] = {
     "CUDA out of memory": ExitCause.OUT_OF_MEMORY,
 }
 """On Metal a lack of memory is raised on a completion thread and ends the process (MLX 0.32, October 2026)."""
+
+
+PRICED_ONLY = (
+    "adapters",
+    "draft_model",
+    "draft_head",
+    "draft_tokens",
+    "prompt_cache_bytes",
+    "expert_slab_bytes",
+    "split_lane",
+)
+"""Options that fit prices and the runtime does not have: a launch that asks for them is refused, never started without
+them."""
 
 
 class MlxKind:
@@ -86,10 +100,19 @@ class MlxKind:
         return KindDescription(f"mlx-lm {version}, mlx {package_version('mlx')}", engine_build())
 
     def check_options(self, options: plan_pb2.EngineOptions) -> None:
-        """Refuse options of another engine."""
+        """Refuse options of another engine, and those that are priced and that this version does not have."""
         engine = options.WhichOneof("engine")
         if engine not in (None, "mlx"):
             raise invalid_argument("options", f"are for {engine}, and this is the MLX engine", "INVALID_OPTION")
+        missing = [name for name in PRICED_ONLY if _asked(options.mlx, name)]
+        if missing:
+            raise RequestError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "OPTION_NOT_IMPLEMENTED",
+                f"The MLX engine of this version has no {', '.join(missing)}. What they cost can be planned; to load the "
+                "model, leave them out.",
+                metadata={"options": ",".join(missing)},
+            )
 
     def check_plan(self, plan: fit_pb.PlanModelResponse) -> None:
         """Refuse what is no MLX launch of files on this machine."""
@@ -119,6 +142,12 @@ class MlxKind:
     def slots(self, plan: fit_pb.PlanModelResponse) -> int:
         """As many conversations as were planned for."""
         return max(1, plan.launch.mlx.slots)
+
+
+def _asked(options: plan_pb2.MlxOptions, name: str) -> bool:
+    """Whether an option is set to something other than what the runtime does anyway."""
+    value = getattr(options, name)
+    return bool(value) and value != "none"
 
 
 def classify(line: str) -> FatalLine | None:
