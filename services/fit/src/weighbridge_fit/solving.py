@@ -1,11 +1,11 @@
-"""The largest workload that still RUNS, by bisection over the same plan and verdict that answer PlanModel."""
+"""The largest workload that still RUNS, found with the same plan and verdict that answer PlanModel."""
 
 from typing import Any
 
 from weighbridge_fit.capacity import Capacity
-from weighbridge_fit.families.family import ChatFamily
+from weighbridge_fit.families.family import ChatFamily, ImageFamily
 from weighbridge_fit.model import Model
-from weighbridge_fit.solve import largest_context
+from weighbridge_fit.solve import largest_context, largest_picture, picture_sizes
 from weighbridge_fit.verdict import Verdict, judge
 
 
@@ -23,3 +23,20 @@ def solve_context(family: ChatFamily, model: Model, request: Any, capacity: Capa
         return judge(made.requirement, capacity).verdict is Verdict.RUNS
 
     return largest_context(runs, longest)
+
+
+def solve_size(
+    family: ImageFamily, model: Model, request: Any, capacity: Capacity, aspect: tuple[int, int] = (1, 1)
+) -> tuple[int, int]:
+    """Width and height of the largest picture that RUNS at an aspect with everything else as asked, (0, 0) if none.
+
+    In multiples of what the engine rounds up to, inside what the model renders; the next larger one does not run.
+    Raises PlanError for options that cannot be.
+    """
+    sizes = picture_sizes(aspect, family.side_step(model), family.side_range(model))
+
+    def runs(width: int, height: int) -> bool:
+        made = family.plan(model, family.with_size(request, width, height), capacity)
+        return judge(made.requirement, capacity).verdict is Verdict.RUNS
+
+    return largest_picture(runs, sizes)

@@ -141,7 +141,7 @@ def settle(
     _within("workload.image.source_images", "source images", request.source_images, 0, MOST_IMAGES)
     _within("workload.image.prompt_tokens", "tokens of a prompt", request.prompt_tokens, 0, MOST_PROMPT_TOKENS)
     _within("options.sd.threads", "threads", request.threads or 0, 0, MOST_THREADS)
-    if request.frames > 1 and known is not None and not known.video:
+    if request.frames > 1 and known is not None and not known.frames:
         message = "This model renders single images: it has no frames."
         raise PlanError("INVALID_OPTION", "workload.image.frames", message)
     width, height = _size(request, architecture, profile, sides)

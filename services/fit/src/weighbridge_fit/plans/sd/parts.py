@@ -123,8 +123,8 @@ Value = TypeVar("Value")
 
 
 class Same(Generic[Value]):
-    """A value that is equal to nothing but itself: what is made of large frozen facts is kept while one request asks for
-    it again and again, without comparing thousands of tensors."""
+    """A value that is equal to nothing but itself: what is made of large frozen facts is kept while one request asks
+    for it again and again, without comparing thousands of tensors."""
 
     __slots__ = ("value",)
 
@@ -207,7 +207,8 @@ def _entry(model: Model) -> list[LoadedPart]:
 
 
 _QUANTIZATION = re.compile(
-    r"(?i)(?<![a-z0-9])(?P<name>I?Q\d(?:_[0-9KX]+)*(?:_[SMLX]{1,3})?|TQ\d_\d|MXFP4|BF16|F(?:P)?(?:32|16|8)|FP8_E\dM\dFN?)"
+    r"(?ix)(?<![a-z0-9])(?P<name> IQ\d_(?:XXS|XS|NL|[SM]) | Q\d_(?:K(?:_[SMLX]{1,2})?|\d) | TQ\d_\d | MXFP4 | BF16"
+    r" | FP?8_E\dM\d(?:FN)? | FP?(?:32|16|8))(?![a-z0-9])"
 )
 
 

@@ -1,0 +1,128 @@
+"""What would make a picture possible here, and by how much: each choice is planned again, nothing is estimated."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+from weighbridge_common.sizes import format_gib
+
+from weighbridge_fit.capacity import Capacity
+from weighbridge_fit.lines import Phase, Requirement
+from weighbridge_fit.plans.plan import Plan
+from weighbridge_fit.plans.sd.options import SdRequest, SdShape
+from weighbridge_fit.verdict import SMALLEST_REQUANTISATION, Verdict, judge, uses_card
+
+MOST_SENTENCES = 5
+WORTH_SAYING_BYTES = 64 << 20
+"""Less than a plan's own uncertainty is no advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One change of a request, in words, with what it makes of the plan."""
+
+    words: str
+    saved: int
+    verdict: Verdict
+
+
+def advice(
+    request: SdRequest,
+    plan: Plan,
+    requirement: Requirement,
+    capacity: Capacity,
+    again: Callable[[SdRequest], Plan],
+    largest: Callable[[SdRequest, tuple[int, int]], tuple[int, int]],
+) -> tuple[str, ...]:
+    """Sentences, the most useful first. `again` plans another request, `largest` solves its largest picture."""
+    shape = cast(SdShape, plan.shape)
+    choices = [_tried(words, changed, requirement, capacity, again) for words, changed in _changes(request, shape)]
+    useful = sorted((choice for choice in choices if choice.saved >= WORTH_SAYING_BYTES), key=lambda one: -one.saved)
+    enough = [choice for choice in useful if choice.verdict is Verdict.RUNS]
+    said = [f"{choice.words} saves {format_gib(choice.saved)}, and then it runs." for choice in enough]
+    said += [f"{choice.words} saves {format_gib(choice.saved)}." for choice in useful if choice not in enough]
+    said = [*_smaller(request, shape, largest), *said]
+    if not enough and len(said) == len(useful):
+        # No single choice and no size helps: nothing but other weights does.
+        said = [*_other_weights(plan, requirement, capacity), *said]
+    said = [*said[: MOST_SENTENCES - 1], *_limit(requirement, capacity)]
+    return tuple(said)
+
+
+def _changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdRequest]]:
+    if not shape.vae_tiling:
+        yield "Decoding in tiles (vae_tiling)", replace(request, vae_tiling=True)
+        yield (
+            "Decoding in tiles with direct convolution (vae_tiling, vae_conv_direct)",
+            replace(request, vae_tiling=True, vae_conv_direct=True),
+        )
+    if not shape.vae_conv_direct:
+        yield "Direct convolution in the autoencoder (vae_conv_direct)", replace(request, vae_conv_direct=True)
+    if not shape.flash_attention:
+        yield "Flash attention (flash_attention)", replace(request, flash_attention=True)
+        if not shape.vae_tiling:
+            yield (
+                "Flash attention and decoding in tiles together",
+                replace(request, flash_attention=True, vae_tiling=True),
+            )
+    if shape.pool == "discrete":
+        if not shape.offload:
+            yield "Keeping weights in host memory (offload_to_cpu)", replace(request, offload_to_cpu=True)
+        if not shape.text_encoder_on_cpu:
+            yield "Text encoders on the CPU (text_encoder_on_cpu)", replace(request, text_encoder_on_cpu=True)
+    if not shape.weight_type:
+        for word in ("q8_0", "q4_0"):
+            yield f"Converting weights to {word} while loading (weight_type)", replace(request, weight_type=word)
+
+
+def _tried(
+    words: str, changed: SdRequest, requirement: Requirement, capacity: Capacity, again: Callable[[SdRequest], Plan]
+) -> _Choice:
+    needed = again(changed).requirement
+    if uses_card(requirement, capacity):
+        before, after = requirement.device_peak.expected, needed.device_peak.expected
+        on_host = requirement.host.expected - needed.host.expected
+        saved = max(before - after, on_host)
+    else:
+        # A measurement may have taken the planned figure's place; what a choice saves is planned both times.
+        planned = _planned(requirement)
+        saved = planned - needed.total.expected
+    return _Choice(words, saved, judge(needed, capacity).verdict)
+
+
+def _planned(requirement: Requirement) -> int:
+    """The expected peak by the lines alone."""
+    resident = sum(line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT)
+    phases = {line.phase for line in requirement.lines} - {Phase.RESIDENT}
+    tops = (sum(line.bytes.expected for line in requirement.lines if line.phase is phase) for phase in phases)
+    return resident + max(tops, default=0)
+
+
+def _smaller(
+    request: SdRequest, shape: SdShape, largest: Callable[[SdRequest, tuple[int, int]], tuple[int, int]]
+) -> list[str]:
+    width, height = largest(request, (shape.width_px, shape.height_px))
+    if not width or width * height >= shape.width_px * shape.height_px:
+        return []
+    return [f"A picture of {width} x {height} runs here."]
+
+
+def _other_weights(plan: Plan, requirement: Requirement, capacity: Capacity) -> list[str]:
+    weights = sum(
+        line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT and line.buffer.high
+    )
+    ceiling = capacity.total if uses_card(requirement, capacity) else capacity.host_ceiling
+    if not weights:
+        return []
+    choose = "choose a smaller model."
+    share = max(0.0, ceiling.effective - (requirement.total.expected - weights)) / weights
+    if SMALLEST_REQUANTISATION <= share < 1:
+        choose = f"choose a quantisation of at most {share:.0%} of their size, or a smaller model."
+    return [f"The weights alone are {format_gib(weights)} in memory: {choose}"]
+
+
+def _limit(requirement: Requirement, capacity: Capacity) -> list[str]:
+    ceiling = capacity.total if uses_card(requirement, capacity) else capacity.host_ceiling
+    if not ceiling.limited or requirement.total.low > ceiling.automatic:
+        return []
+    return [f"Your limit is {format_gib(ceiling.effective)}; the machine allows {format_gib(ceiling.automatic)}."]
