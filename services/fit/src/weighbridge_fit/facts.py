@@ -150,7 +150,3 @@ class WeightFacts:
     def component_tensors(self, component: str) -> list[TensorFact]:
         """The tensors of one component; none where the facts came without tensors."""
         return [tensor for part, tensor in self.tensors if part == component]
-
-    def component_tensors(self, component: str) -> tuple[TensorFact, ...]:
-        """The tensors of one component, by name; empty where the facts came without tensors."""
-        return tuple(tensor for name, tensor in self.tensors if name == component)

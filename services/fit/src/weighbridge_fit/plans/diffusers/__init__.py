@@ -1,0 +1,1 @@
+"""Image and video pipelines of diffusers: priced, never run."""
