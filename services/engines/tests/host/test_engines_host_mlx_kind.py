@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from weighbridge_engines.mlx_qwen import kind as kind_module
 from weighbridge_engines.mlx_qwen.build_hash import engine_build
@@ -42,6 +43,30 @@ def test_plans_that_it_cannot_start_are_refused():
         MlxKind().check_plan(facts_only)
     with pytest.raises(RequestError, match="INVALID_OPTION"):
         MlxKind().check_options(plan_pb2.EngineOptions(ds4=plan_pb2.Ds4Options()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapters": ["a"]},
+        {"draft_model": "d"},
+        {"draft_head": True},
+        {"prompt_cache_bytes": 1},
+        {"expert_slab_bytes": 1},
+        {"split_lane": "cpu"},
+    ],
+)
+def test_options_that_are_priced_and_not_there_are_refused_before_anything_is_planned(options):
+    with pytest.raises(RequestError) as caught:
+        MlxKind().check_options(plan_pb2.EngineOptions(mlx=plan_pb2.MlxOptions(kv_bits=8, **options)))
+    assert caught.value.failure.reason == "OPTION_NOT_IMPLEMENTED"
+    assert caught.value.failure.code is grpc.StatusCode.UNIMPLEMENTED
+    assert caught.value.failure.metadata["options"] == next(iter(options))
+
+
+def test_options_that_change_nothing_are_no_reason_to_refuse():
+    idle = plan_pb2.MlxOptions(kv_bits=8, draft_head=False, split_lane="none", prompt_cache_bytes=0)
+    MlxKind().check_options(plan_pb2.EngineOptions(mlx=idle))
 
 
 def test_without_mlx_lm_it_says_what_to_install(monkeypatch):

@@ -9,14 +9,22 @@ from weighbridge_fit.facts import TensorFact
 _FLOAT_WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 HALF_PRECISIONS = frozenset({"F16", "BF16"})
 # Tensors that mlx-lm keeps in float32 whatever the model computes in, and that do not widen activations: the decay of a
-# gated-delta or state-space layer is used inside its float32 recurrence, its output norm casts back, routers choose by a
-# float32 correction and cast their sum, Hadamard signs are applied in float32 (mlx-lm 0.32: qwen3_5, qwen3_next,
+# gated-delta or state-space layer is used inside its float32 recurrence, its output norm casts back, routers choose by
+# a float32 correction and cast their sum, Hadamard signs are applied in float32 (mlx-lm 0.32: qwen3_5, qwen3_next,
 # nemotron_h, deepseek_v3, laguna, prism_hadamard_qwen35).
 _FLOAT32_BY_DESIGN = (
     *(".A_log", ".dt_bias", ".linear_attn.norm.weight", ".mixer.D"),
     *(".e_score_correction_bias", ".signs"),
 )
-_VISION_PREFIXES = ("vision_tower.", "model.visual.", "visual.", "model.vision_tower.")
+# Towers and projectors of other media: what mlx-lm's wrappers leave out (0.32: qwen3_5, gemma3, gemma4, mistral3).
+_VISION_PREFIXES = tuple(
+    f"{prefix}{part}"
+    for prefix in ("", "model.")
+    for part in (
+        *("visual.", "vision_tower.", "vision_embedder.", "audio_tower."),
+        *("multi_modal_projector.", "embed_vision.", "embed_audio."),
+    )
+)
 
 
 class Component(StrEnum):

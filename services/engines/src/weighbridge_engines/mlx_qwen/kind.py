@@ -109,8 +109,8 @@ class MlxKind:
             raise RequestError(
                 grpc.StatusCode.UNIMPLEMENTED,
                 "OPTION_NOT_IMPLEMENTED",
-                f"The MLX engine of this version has no {', '.join(missing)}. What they cost can be planned; to load the "
-                "model, leave them out.",
+                f"The MLX engine of this version has no {', '.join(missing)}. What they cost can be planned; to load "
+                "the model, leave them out.",
                 metadata={"options": ",".join(missing)},
             )
 

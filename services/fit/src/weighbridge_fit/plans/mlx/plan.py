@@ -20,7 +20,7 @@ from weighbridge_fit.plans.mlx.architectures import architecture_of
 from weighbridge_fit.plans.mlx.notes import not_launched, notes
 from weighbridge_fit.plans.mlx.options import MlxRequest, MlxShape, settle
 from weighbridge_fit.plans.mlx.residency import lane_lines, prompt_cache_lines, slab, slab_line
-from weighbridge_fit.plans.mlx.support import supported
+from weighbridge_fit.plans.mlx.support import loaded_bytes, loaded_tensors, supported
 from weighbridge_fit.plans.mlx.working import ALLOCATOR_CACHE, Loaded, cache_lines, caches_of, phase_lines
 from weighbridge_fit.plans.plan import Engine, Plan
 
@@ -48,7 +48,7 @@ def plan(
     """
     model = _loaded(facts)
     geometry, calibration = model.geometry, mlx(device)
-    shape = settle(request, geometry, facts.component_bytes(Component.MODEL), device, calibration)
+    shape = settle(request, geometry, loaded_bytes(facts, geometry), device, calibration)
     weights, shape = _weight_lines(facts, model, request, shape)
     caches = cache_lines(geometry, shape)
     phases = phase_lines(model, shape, calibration)
@@ -82,17 +82,16 @@ def plan(
 def _loaded(facts: WeightFacts) -> Loaded:
     """What the laws need to know of a model. Raises PlanError UNSUPPORTED_ARCHITECTURE."""
     geometry = supported(facts)
-    tensors = facts.component_tensors(Component.MODEL)
+    tensors = loaded_tensors(facts, geometry)
     trellis = tuple(mlx_trellis.matrices(tensors, geometry.hidden_size))
     unknown = [matrix.path for matrix in trellis if not matrix.bits]
     if unknown:
         message = f"The codes of {unknown[0]} are of a trellis format that is not known (2, 3 or 4 bits are)."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
-    if trellis:
-        # Their scales are used in the product and do not decide what it is computed in.
-        scales = {f"{matrix.path}.scales" for matrix in trellis}
-        width = activation_bytes(tensor for tensor in tensors if tensor.name not in scales)
-        geometry = replace(geometry, activation_bytes=width or geometry.activation_bytes)
+    # The scales of trellis codes are used in the product and do not decide what it is computed in.
+    scales = {f"{matrix.path}.scales" for matrix in trellis}
+    width = activation_bytes(tensor for tensor in tensors if tensor.name not in scales)
+    geometry = replace(geometry, activation_bytes=width or geometry.activation_bytes)
     inputs = (tensor.shape[0] for tensor in tensors if tensor.shape and tensor.name.endswith(_PER_LAYER_INPUTS))
     return Loaded(geometry, _half_elements(facts), next(inputs, 0), trellis)
 
@@ -118,9 +117,9 @@ def _weight_lines(
         parts[Component.DRAFT] = "draft_head"
     lines, held = [], 0
     for component, name in parts.items():
-        size = facts.component_bytes(component)
+        draft = component is Component.DRAFT
+        size = facts.component_bytes(component) if draft else loaded_bytes(facts, geometry)
         if request.expert_slab_bytes is not None:
-            draft = component is Component.DRAFT
             rows = shape.draft_tokens if draft else shape.slots * shape.verify_rows
             found, slots = slab(facts, geometry, request.expert_slab_bytes, rows, component)
             if found.bytes:
@@ -155,7 +154,7 @@ def _with_drafter(
         model = _loaded(facts)
     except PlanError as error:
         raise drafting.refused(f"mlx-lm cannot draft with this model. {error.message}") from error
-    size = facts.component_bytes(Component.MODEL)
+    size = loaded_bytes(facts, model.geometry)
     basis = "tensor bytes of the drafter's headers, exactly"
     weights = [Line("drafter", Phase.RESIDENT, Range.exactly(size), Source.DERIVED, basis, _largest(facts, size))]
     drafting.check_drafter(model.geometry, shape)

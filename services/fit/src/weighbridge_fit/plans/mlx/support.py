@@ -1,8 +1,10 @@
 """Whether an MLX plan can be made of a model at all. What cannot be priced exactly, or within a stated range, is
 refused: a guess that says so is better than a number that is wrong."""
 
+import re
+
 from weighbridge_fit.components import Component
-from weighbridge_fit.facts import WeightFacts, WeightFormat
+from weighbridge_fit.facts import TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.mlx.architectures import ARCHITECTURES, architecture_of
@@ -13,6 +15,32 @@ _CONVERTED_PREFIXES = ("F8", "F4", "F6")
 _CONVERTED = frozenset({"I32", "I8"})
 # Counters and position tables are stored as integers too, and are small.
 _SMALL_SHARE = 0.01
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,5})\.(.*)")
+_OWN_KEYS = ("self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.")
+
+
+def loaded_tensors(facts: WeightFacts, geometry: ModelGeometry) -> list[TensorFact]:
+    """The model's tensors that mlx-lm keeps: not those of layers beyond the last (DeepSeek's draft layer), nor keys and
+    values of layers that share another's (Gemma 4). None where the facts came without tensors."""
+    return [tensor for tensor in facts.component_tensors(Component.MODEL) if not _dropped(tensor.name, geometry)]
+
+
+def loaded_bytes(facts: WeightFacts, geometry: ModelGeometry) -> int:
+    """Their bytes."""
+    tensors = facts.component_tensors(Component.MODEL)
+    dropped = sum(tensor.bytes for tensor in tensors if _dropped(tensor.name, geometry))
+    return facts.component_bytes(Component.MODEL) - dropped
+
+
+def _dropped(name: str, geometry: ModelGeometry) -> bool:
+    found = _LAYER.search(name)
+    if found is None:
+        return False
+    index = int(found.group(1))
+    if index >= len(geometry.layers):
+        return True
+    return geometry.layers[index] is LayerKind.SHARED and found.group(2).startswith(_OWN_KEYS)
 
 
 def supported(facts: WeightFacts) -> ModelGeometry:
