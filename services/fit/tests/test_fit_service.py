@@ -2,120 +2,21 @@
 
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from fit_fakes import CONFIG, GIB, FakeLedger, at, chat, cpu, refusal
 from google.protobuf import timestamp_pb2
 from safetensors.numpy import save_file
-from weighbridge_common.server import start_server
-from weighbridge_fit.service import build
-from weighbridge_fit.settings import FitSettings
-from weighbridge_proto.channel import open_channel
-from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
-from weighbridge_proto.fit.v1 import fit_service_pb2_grpc, plan_pb2, weights_pb2
-from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
-GIB = 1 << 30
-
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 128,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-
-
-class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
-    """A ledger that owns a CPU machine of 4 GiB and knows what it is told. A what-if machine's ceiling is its RAM."""
-
-    def __init__(self) -> None:
-        self.observations: list[lease_pb2.Observation] = []
-        self.asked: list[Any] = []
-        self.outcome = lease_pb2.OUTCOME_NOW
-
-    async def GetCapacity(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.asked.append(request)
-        what_if = request.HasField("machine")
-        size = request.machine.ram_bytes if what_if else 4 * GIB
-        ceiling = machine_pb2.Ceiling(automatic_bytes=size, effective_bytes=size)
-        pool = request.machine.pool or machine_pb2.POOL_KIND_CPU
-        capacity = machine_pb2.Capacity(pool=pool, total_ram_bytes=size, host=ceiling, total=ceiling)
-        return ledger_service_pb2.GetCapacityResponse(capacity=capacity)
-
-    async def ListObservations(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self.asked.append(request)
-        return ledger_service_pb2.ListObservationsResponse(observations=self.observations)
-
-    async def Admit(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        assert request.validate_only
-        self.asked.append(request)
-        preview = ledger_service_pb2.AdmitPreview(outcome=self.outcome, would_evict_lease_ids=["l1"])
-        yield ledger_service_pb2.AdmitResponse(preview=preview)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "tiny"
-    folder.mkdir(parents=True)
-    save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    return folder
-
-
-@pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[FakeLedger]:
-    server = grpc.aio.server()
-    fake = FakeLedger()
-    ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server(fake, server)
-    server.add_insecure_port(f"unix:{tmp_path}/ledger.sock")
-    await server.start()
-    yield fake
-    await server.stop(None)
-
-
-@pytest.fixture
-async def fit(tmp_path: Path, model: Path) -> AsyncIterator[Any]:
-    settings = FitSettings(
-        listen=f"unix:{tmp_path}/fit.sock",
-        models_root=model.parent,
-        ledger_target=f"unix:{tmp_path}/ledger.sock",
-        ledger_timeout_s=5.0,
-    )
-    async with await start_server(settings, "fit", build) as running, open_channel(running.target) as channel:
-        yield fit_service_pb2_grpc.FitServiceStub(channel)
-
-
-TINY = weights_pb2.ModelRef(path="tiny")
-
-
-def at(path: str) -> weights_pb2.ModelRef:
-    return weights_pb2.ModelRef(path=path)
-
-
-def chat(context: int = 0, slots: int = 0) -> plan_pb2.Workload:
-    return plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=context, slots=slots))
-
-
-def cpu(size: int) -> machine_pb2.Machine:
-    return machine_pb2.Machine(pool=machine_pb2.POOL_KIND_CPU, ram_bytes=size)
-
-
-async def refusal(call: Any) -> RpcFailure:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return RpcFailure.from_rpc_error(caught.value)
+TINY = at("tiny")
 
 
 async def test_weights_are_described_without_a_ledger(fit: Any, model: Path) -> None:
@@ -218,7 +119,7 @@ async def test_an_unknown_catalogue_id_is_not_found(fit: Any) -> None:
         ("four.gguf", b"GGUF", "MALFORMED_WEIGHTS"),
         ("four.safetensors", b"\x01\x02\x03\x04", "MALFORMED_WEIGHTS"),
         ("absurd.gguf", b"GGUF\x03\0\0\0" + b"\xff" * 16, "MALFORMED_WEIGHTS"),
-        ("model.ckpt", b"PK\x03\x04" + bytes(30), "UNSUPPORTED_FORMAT"),
+        ("model.ckpt", b"PK\x03\x04" + bytes(30), "MALFORMED_WEIGHTS"),
         ("old.gguf", b"GGUF\x01\0\0\0" + bytes(16), "UNSUPPORTED_FORMAT"),
     ],
 )

@@ -19,7 +19,7 @@ from weighbridge_fit.errors import WeightError
 from weighbridge_fit.families.registry import recognise
 from weighbridge_fit.lines import Source
 from weighbridge_fit.model import Model
-from weighbridge_fit.planning import Guess, answer, by_range, guess
+from weighbridge_fit.planning import Guess, answer, by_range, guess, too_small
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.requests import unrecognised
 from weighbridge_fit.verdict import Verdict
@@ -84,6 +84,9 @@ def _fit_of(
         try:
             made = answer(family, model, family.request(workload, NO_OPTIONS), capacity, advise=False)
         except PlanError as error:
+            refused = too_small(model.facts, capacity, error)
+            if refused is not None:
+                return _message(entry, refused, plan_pb2.Workload(), here)
             why = error.message
         else:
             return pb.ModelFit(

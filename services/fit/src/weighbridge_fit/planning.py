@@ -10,10 +10,11 @@ from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.claim import Claim, claim_for
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.families.family import Family
-from weighbridge_fit.lines import Requirement, Source
+from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import ENOUGH, Observed, sharpen
 from weighbridge_fit.plans import unpriced
+from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, PlanError
 from weighbridge_fit.plans.plan import Note, Plan
 from weighbridge_fit.verdict import Assessment, Verdict, judge
 
@@ -69,6 +70,23 @@ def guess(facts: WeightFacts, capacity: Capacity, why: str, reason_code: str = "
     assessment = Assessment(Verdict.UNKNOWN, reason_code, reason)
     note = Note("NOT_PRICED", f"{why} It can be looked at, not run.")
     return Guess(needed, assessment, claim_for(needed, capacity, Verdict.UNKNOWN), note)
+
+
+def too_small(facts: WeightFacts, capacity: Capacity, error: PlanError) -> Guess | None:
+    """WONT_RUN for a model that its family refuses on this machine (`REFUSED_BY_MACHINE`), with the family's sentence.
+
+    The claim is the whole model, which the ledger refuses too. None where the machine would hold even that: then it is
+    no matter of its size.
+    """
+    if error.reason not in REFUSED_BY_MACHINE:
+        return None
+    size = Range.exactly(max(facts.file_bytes, facts.tensor_bytes))
+    basis = "the size of its files: this machine cannot hold less of it safely"
+    needed = requirement((Line("weights", Phase.RESIDENT, size, Source.ASSUMED, basis),))
+    if judge(needed, capacity).verdict is not Verdict.WONT_RUN:
+        return None
+    assessment = Assessment(Verdict.WONT_RUN, error.reason, error.message)
+    return Guess(needed, assessment, claim_for(needed, capacity, Verdict.WONT_RUN), Note(error.reason, error.message))
 
 
 def by_range(needed: Requirement, capacity: Capacity, catalog_id: str) -> Guess:

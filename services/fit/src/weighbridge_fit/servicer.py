@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
 import structlog
 from weighbridge_common.handlers import AnyContext
 from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument
@@ -30,8 +29,8 @@ from weighbridge_fit.listing import default_workload, fit_on
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
 from weighbridge_fit.paging import page_of
-from weighbridge_fit.planning import answer, by_range, guess
-from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
+from weighbridge_fit.planning import answer, by_range, guess, too_small
+from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.requests import (
     INVALID_OPTION,
@@ -41,7 +40,7 @@ from weighbridge_fit.requests import (
     unrecognised,
     what_if,
 )
-from weighbridge_fit.solving import solve_context
+from weighbridge_fit.solving import solve_context, solve_size
 from weighbridge_fit.wire.catalog import USES_BACK, entry_message
 from weighbridge_fit.wire.facts import facts_message
 from weighbridge_fit.wire.machine import capacity_from
@@ -117,6 +116,9 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
                     family, model, asked, capacity, request.engine_build, own_machine=machine is None
                 )
             except PlanError as error:
+                refused = too_small(model.facts, capacity_from(capacity), error)
+                if refused is not None:
+                    return responses.guessed(model, refused, capacity, family.engine)
                 known = model.entry is not None and not has_facts(model) and engine in (None, model.entry.engine)
                 if error.reason != UNSUPPORTED_ARCHITECTURE or not (engine is None or known):
                     raise plan_refused(error) from error
@@ -126,26 +128,52 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
         workload = plan_pb2.Workload(chat=plan_pb2.ChatWorkload(slots=request.slots))
-        engine = named_engine(plan_pb2.ENGINE_KIND_UNSPECIFIED, request.options)
-        machine = what_if(request)
-        model = await self._desk.model(request.model)
-        capacity = await self._ledger.capacity(machine)
-        family: Any = _solvable(engine, model, workload)
+        model, family, capacity = await self._to_solve(request, workload)
+        chat: Any = family
         try:
-            model = await self._desk.with_companions(model, family.companions(request.options))
-            asked = family.request(workload, request.options)
-            largest = solve_context(family, model, asked, capacity_from(capacity))
+            asked = chat.request(workload, request.options)
+            largest = solve_context(chat, model, asked, capacity_from(capacity))
             if not largest:
                 raise failed_precondition(MODEL_WONT_RUN, "No context of this model runs on this machine.")
-            asked = family.with_context(asked, largest)
-            plan = await self._planned(family, model, asked, capacity, "", own_machine=machine is None)
+            asked = chat.with_context(asked, largest)
+            plan = await self._planned(chat, model, asked, capacity, "", own_machine=what_if(request) is None)
         except PlanError as error:
             raise _unsolved(error, model) from error
         return pb.SolveContextResponse(context_tokens=largest, plan=plan)
 
     async def SolveSize(self, request: pb.SolveSizeRequest, context: AnyContext) -> pb.SolveSizeResponse:
-        """Not yet."""
-        raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "NOT_YET_IMPLEMENTED", "Sizes: not in this version.")
+        """See the contract."""
+        aspect = (request.aspect_width or 1, request.aspect_height or 1)
+        if min(aspect) < 0 or bool(request.aspect_width) != bool(request.aspect_height):
+            raise invalid_argument("aspect_width", "and aspect_height go together, both above zero", INVALID_OPTION)
+        workload = plan_pb2.Workload(image=plan_pb2.ImageWorkload(frames=request.frames))
+        model, family, capacity = await self._to_solve(request, workload)
+        images: Any = family
+        try:
+            asked = images.request(workload, request.options)
+            width, height = solve_size(images, model, asked, capacity_from(capacity), aspect)
+            if not width:
+                raise failed_precondition(MODEL_WONT_RUN, "No size of picture of this model runs on this machine.")
+            asked = images.with_size(asked, width, height)
+            plan = await self._planned(images, model, asked, capacity, "", own_machine=what_if(request) is None)
+        except PlanError as error:
+            raise _unsolved(error, model) from error
+        return pb.SolveSizeResponse(width_px=width, height_px=height, plan=plan)
+
+    async def _to_solve(
+        self, request: pb.SolveContextRequest | pb.SolveSizeRequest, workload: plan_pb2.Workload
+    ) -> tuple[Model, Family, machine_pb2.Capacity]:
+        """The model with its companions, who plans it, and the machine. Raises RequestError."""
+        engine = named_engine(plan_pb2.ENGINE_KIND_UNSPECIFIED, request.options)
+        model = await self._desk.model(request.model)
+        capacity = await self._ledger.capacity(what_if(request))
+        family = _family(engine, model, workload)
+        if family is None or family.workload_name != workload.WhichOneof("kind"):
+            raise _unsolved(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)), model)
+        try:
+            return await self._desk.with_companions(model, family.companions(request.options)), family, capacity
+        except PlanError as error:
+            raise plan_refused(error) from error
 
     async def ListModels(self, request: pb.ListModelsRequest, context: AnyContext) -> pb.ListModelsResponse:
         """See the contract."""
@@ -290,16 +318,10 @@ def _ranged_or_guessed(
     return responses.guessed(model, made, capacity, entry.engine, workload)
 
 
-def _solvable(engine: Engine | None, model: Model, workload: plan_pb2.Workload) -> Family:
-    """The family that a solver asks. Raises RequestError."""
-    family = _family(engine, model, workload)
-    if family is None or family.workload_name != workload.WhichOneof("kind"):
-        raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)))
-    return family
-
-
 def _unsolved(error: PlanError, model: Model) -> RequestError:
     """A solver needs a law; of a catalogue model that is not here only a range may be known."""
+    if error.reason in REFUSED_BY_MACHINE:
+        return failed_precondition(MODEL_WONT_RUN, error.message, {"verdict_reason": error.reason})
     if error.reason == UNSUPPORTED_ARCHITECTURE and model.entry is not None and not has_facts(model):
         return not_on_disk(model.entry)
     return plan_refused(error)

@@ -2,6 +2,8 @@
 
 # The one reason that lies in the model and not in the request.
 UNSUPPORTED_ARCHITECTURE = "UNSUPPORTED_ARCHITECTURE"
+# Reasons that lie in the machine: it is too small, however little else is running.
+REFUSED_BY_MACHINE = frozenset({"EXPERT_CACHE_UNSAFE"})
 
 
 class PlanError(Exception):
