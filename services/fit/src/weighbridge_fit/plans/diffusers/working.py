@@ -8,7 +8,7 @@ from weighbridge_fit.capacity import Pool
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.laws import diffusers as laws
 from weighbridge_fit.lines import Line, Phase, Range, Source
-from weighbridge_fit.plans.diffusers.options import DiffusersShape
+from weighbridge_fit.plans.diffusers.options import LOAD_BYTES, DiffusersShape
 from weighbridge_fit.plans.diffusers.pipelines import Decoder, Pipeline, model_width
 
 _BOUNDS = ("low", "expected", "high")
@@ -20,7 +20,6 @@ _TILE_FRAMES = 24
 _OUTPUT_BYTES_PER_PX = 15
 
 _ENCODE = {Decoder.IMAGE: "image_encode", Decoder.QWEN: "qwen_encode"}
-_SOURCES = (Source.MEASURED, Source.DERIVED, Source.ASSUMED)
 
 
 def lines(facts: WeightFacts, pipeline: Pipeline, shape: DiffusersShape, pool: Pool) -> list[Line]:
@@ -82,45 +81,39 @@ def _decode_line(pipeline: Pipeline, shape: DiffusersShape, pool: Pool) -> Line:
         tile = _TILE_PX.get(decoder, _OTHER_TILE_PX)
         overlap = figures()["tile_overlap"] if max(width, height) > tile else None
         width, height, frames = min(width, tile), min(height, tile), min(frames, _TILE_FRAMES)
-    area = width * height
-    wide, used = shape.vae_bytes, []
-
-    def figure(name: str) -> Figure:
-        used.append(figures()[name])
-        return used[-1]
-
-    def whole(slope: Figure, fixed: Figure, bound: str) -> int:
-        return laws.decode_whole_video(area, frames, wide, slope.at(bound), fixed.at(bound))
-
+    area, wide = width * height, shape.vae_bytes
     compute: Callable[[str], int]
-    if decoder in (Decoder.WHOLE_VIDEO, Decoder.UNKNOWN_VIDEO) and frames > 1:
-        cuda = "whole_video_decode_cuda" if pool is Pool.DISCRETE else "whole_video_decode_unified"
-        slope = figure(cuda if decoder is Decoder.WHOLE_VIDEO else "unknown_video_decode")
-        fixed = figure("whole_video_fixed_bytes")
+    if decoder in (Decoder.WHOLE_VIDEO, Decoder.UNKNOWN_VIDEO):
+        per_frame = "whole_video_decode_unified" if pool is Pool.UNIFIED else "whole_video_decode_cuda"
+        figure = figures()[per_frame if decoder is Decoder.WHOLE_VIDEO else "unknown_video_decode"]
+        # Unified memory shows the slope alone.
+        fixed = figures()["whole_video_fixed_bytes"] if pool is not Pool.UNIFIED else None
 
         def compute(bound: str) -> int:
-            return whole(slope, fixed, bound)
+            least = fixed.at(bound) if fixed else 0
+            return laws.decode_whole_video(area, frames, wide, figure.at(bound), least)
 
     else:
-        factor = figure(_decode_figure(decoder, frames))
+        figure = figures()[_decode_figure(decoder, frames)]
 
         def compute(bound: str) -> int:
-            return laws.decode_by_area(area, wide, factor.at(bound))
+            # What is documented in 32 bits is also run in 16.
+            width = LOAD_BYTES[shape.load_dtype] if bound == "low" else wide
+            return laws.decode_by_area(area, width, figure.at(bound))
 
-    kept = figure("kept_frames") if shape.frames > 1 else None
+    kept = figures()["kept_frames"] if shape.frames > 1 else None
 
     def at(bound: str) -> int:
-        size = compute(bound) * (overlap.at(bound) if overlap else 1)
+        size = int(compute(bound) * (overlap.at(bound) if overlap else 1))
         if kept is not None:
             size += laws.kept_frames(shape.area_px, shape.frames, wide, kept.at(bound))
-        return int(size) * shape.batch
+        return size * shape.batch
 
     what = (
         f"{width}x{height}" + (f", {frames} frames" if frames > 1 else "") + (" a tile" if shape.tiled_decode else "")
     )
-    basis = f"{what} in {shape.vae_dtype}; {used[0].basis}"
-    source = max((entry.source for entry in used), key=_SOURCES.index)
-    return Line("decode_working", Phase.IMAGE_DECODE, _range(at), source, basis, on_device=pool is Pool.DISCRETE)
+    basis = f"{what} in {shape.vae_dtype}; {figure.basis}"
+    return Line("decode_working", Phase.IMAGE_DECODE, _range(at), figure.source, basis, on_device=pool is Pool.DISCRETE)
 
 
 def _decode_figure(decoder: Decoder, frames: int) -> str:
