@@ -2,7 +2,6 @@
 
 from weighbridge_fit.catalog.entry import Use
 from weighbridge_fit.families.diffusers import DiffusersFamily
-from weighbridge_fit.families.diffusers import DiffusersFamily
 from weighbridge_fit.families.ds4 import Ds4Family
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.families.mlx import MlxFamily
