@@ -1,6 +1,6 @@
 """What would make a picture possible here, and by how much: each choice is planned again, nothing is estimated."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -25,6 +25,18 @@ class _Choice:
     saved: int
     verdict: Verdict
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is enough."""
+        return self.verdict is Verdict.RUNS
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        many = " and " in self.words.partition(" (")[0]
+        saves = f"{'save' if many else 'saves'} {format_gib(max(0, self.saved))}"
+        return f"{self.words} {saves}{', and then it runs' if self.runs else ''}."
+
 
 def advice(
     request: SdRequest,
@@ -36,35 +48,30 @@ def advice(
 ) -> tuple[str, ...]:
     """Sentences, the most useful first. `again` plans another request, `largest` solves its largest picture."""
     shape = cast(SdShape, plan.shape)
-    choices = [_tried(words, changed, requirement, capacity, again) for words, changed in _changes(request, shape)]
-    useful = sorted((choice for choice in choices if choice.saved >= WORTH_SAYING_BYTES), key=lambda one: -one.saved)
-    enough = [choice for choice in useful if choice.verdict is Verdict.RUNS]
-    said = [f"{choice.words} saves {format_gib(choice.saved)}, and then it runs." for choice in enough]
-    said += [f"{choice.words} saves {format_gib(choice.saved)}." for choice in useful if choice not in enough]
-    said = [*_smaller(request, shape, largest), *said]
-    if not enough and len(said) == len(useful):
-        # No single choice and no size helps: nothing but other weights does.
-        said = [*_other_weights(plan, requirement, capacity), *said]
-    said = [*said[: MOST_SENTENCES - 1], *_limit(requirement, capacity)]
-    return tuple(said)
+
+    def tried(changes: Iterable[tuple[str, SdRequest]]) -> list[_Choice]:
+        found = [_tried(words, changed, requirement, capacity, again) for words, changed in changes]
+        useful = [choice for choice in found if choice.saved >= WORTH_SAYING_BYTES or choice.verdict is Verdict.RUNS]
+        return sorted(useful, key=lambda choice: (choice.verdict is not Verdict.RUNS, -choice.saved))
+
+    choices = tried(_single_changes(request, shape))
+    if not any(choice.verdict is Verdict.RUNS for choice in choices):
+        choices = [*(choice for choice in tried(_joint_changes(request, shape)) if choice.runs), *choices]
+    smaller = _smaller(request, shape, largest)
+    said = [*smaller, *(choice.sentence for choice in choices)]
+    if not smaller and not any(choice.runs for choice in choices):
+        # No choice and no size helps: nothing but other weights does.
+        said = [*_other_weights(requirement, capacity), *said]
+    return (*said[: MOST_SENTENCES - 1], *_limit(requirement, capacity))
 
 
-def _changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdRequest]]:
+def _single_changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdRequest]]:
     if not shape.vae_tiling:
         yield "Decoding in tiles (vae_tiling)", replace(request, vae_tiling=True)
-        yield (
-            "Decoding in tiles with direct convolution (vae_tiling, vae_conv_direct)",
-            replace(request, vae_tiling=True, vae_conv_direct=True),
-        )
     if not shape.vae_conv_direct:
         yield "Direct convolution in the autoencoder (vae_conv_direct)", replace(request, vae_conv_direct=True)
     if not shape.flash_attention:
         yield "Flash attention (flash_attention)", replace(request, flash_attention=True)
-        if not shape.vae_tiling:
-            yield (
-                "Flash attention and decoding in tiles together",
-                replace(request, flash_attention=True, vae_tiling=True),
-            )
     if shape.pool == "discrete":
         if not shape.offload:
             yield "Keeping weights in host memory (offload_to_cpu)", replace(request, offload_to_cpu=True)
@@ -75,10 +82,28 @@ def _changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdReques
             yield f"Converting weights to {word} while loading (weight_type)", replace(request, weight_type=word)
 
 
+def _joint_changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdRequest]]:
+    """Changes that may suffice together where none does alone, the mildest first."""
+    lean = replace(request, flash_attention=True, vae_tiling=True)
+    yield "Flash attention and decoding in tiles together (flash_attention, vae_tiling)", lean
+    yield (
+        "Flash attention, tiles and direct convolution together (flash_attention, vae_tiling, vae_conv_direct)",
+        replace(lean, vae_conv_direct=True),
+    )
+    if not shape.weight_type:
+        yield (
+            "Flash attention, tiles and weights in q4_0 together (flash_attention, vae_tiling, weight_type)",
+            replace(lean, weight_type="q4_0"),
+        )
+
+
 def _tried(
     words: str, changed: SdRequest, requirement: Requirement, capacity: Capacity, again: Callable[[SdRequest], Plan]
 ) -> _Choice:
     needed = again(changed).requirement
+    if changed.weight_type and _weight_bytes(needed) >= _weight_bytes(requirement):
+        # A plan may leave the card because its weights grew, and that is no saving.
+        return _Choice(words, 0, Verdict.UNKNOWN)
     if uses_card(requirement, capacity):
         before, after = requirement.device_peak.expected, needed.device_peak.expected
         on_host = requirement.host.expected - needed.host.expected
@@ -88,6 +113,11 @@ def _tried(
         planned = _planned(requirement)
         saved = planned - needed.total.expected
     return _Choice(words, saved, judge(needed, capacity).verdict)
+
+
+def _weight_bytes(requirement: Requirement) -> int:
+    """Resident lines with a buffer are the weights' own."""
+    return sum(line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT and line.buffer.high)
 
 
 def _planned(requirement: Requirement) -> int:
@@ -107,7 +137,7 @@ def _smaller(
     return [f"A picture of {width} x {height} runs here."]
 
 
-def _other_weights(plan: Plan, requirement: Requirement, capacity: Capacity) -> list[str]:
+def _other_weights(requirement: Requirement, capacity: Capacity) -> list[str]:
     weights = sum(
         line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT and line.buffer.high
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import Role, WeightFormat
 from weighbridge_fit.laws.sd_resident import family_of
+from weighbridge_fit.laws.sd_shapes import BufferOptions
 from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
@@ -44,6 +45,7 @@ class _Loading:
     shape: SdShape
     held: tuple[Held, ...]
     scratch: tuple[Scratch, ...]
+    options: BufferOptions
     card: bool
 
     def on_card(self, component: str) -> bool:
@@ -87,8 +89,8 @@ def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool 
         vision=Component.LLM_VISION in have,
     )
     scratch = scratch_of(architecture, profile.related_to, shape.render(), options)
-    loading = _Loading(shape, held, scratch, card)
-    needed, moved = _placed(loading, parts, request, capacity, architecture)
+    loading = _Loading(shape, held, scratch, options, card)
+    needed, moved = _placed(loading, parts, request, capacity)
     if moved:
         shape = replace(shape, offload=True)
     if needed.total.high > MAX_BYTES:
@@ -128,10 +130,10 @@ def _is_checkpoint(model: Model, parts: tuple[LoadedPart, ...]) -> bool:
 
 
 def _placed(
-    loading: _Loading, parts: tuple[LoadedPart, ...], request: SdRequest, capacity: Capacity, law: str
+    loading: _Loading, parts: tuple[LoadedPart, ...], request: SdRequest, capacity: Capacity
 ) -> tuple[Requirement, bool]:
     """The requirement, and whether weights were moved off the card because nobody chose and it would not hold them."""
-    made = _requirement(loading, parts, law)
+    made = _requirement(loading, parts)
     if not loading.card:
         return made, False
     weights = _on_card_bytes(loading)
@@ -143,7 +145,7 @@ def _placed(
     either = Range(_largest_alone(weights).low, *_bounds_above(_all_of(weights)))
     if made.device_peak.expected > capacity.largest_card.ceiling.effective:
         moved = replace(loading, shape=replace(loading.shape, offload=True))
-        offloaded = _requirement(moved, parts, law)
+        offloaded = _requirement(moved, parts)
         if offloaded.device_peak.expected < made.device_peak.expected:
             return replace(offloaded, device=either), True
     return replace(made, device=either), False
@@ -177,13 +179,13 @@ def _all_of(sizes: Iterable[Range]) -> Range:
     return total
 
 
-def _requirement(loading: _Loading, parts: tuple[LoadedPart, ...], law: str) -> Requirement:
+def _requirement(loading: _Loading, parts: tuple[LoadedPart, ...]) -> Requirement:
     return requirement(
         (
             *_weight_lines(loading),
             *_copy_lines(loading),
             *_scratch_lines(loading),
-            *overhead_lines(loading.shape, parts, loading.held, law, computes_on_card=loading.phase_on_card),
+            *overhead_lines(loading.shape, parts, loading.held, loading.options, loading.phase_on_card),
         )
     )
 

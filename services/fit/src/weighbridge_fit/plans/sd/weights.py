@@ -1,6 +1,7 @@
 """Bytes that each part holds once loaded: exact where its tensors are known, a range where only its size is."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,15 +21,21 @@ from weighbridge_fit.plans.sd.parts import LoadedPart, Same, Weight
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one part holds. `largest` is its largest tensor, `converted` the largest that changes its type on
-    loading."""
+    """What one part holds. `largest` is its largest tensor, `converted` the file's bytes of the largest tensors that
+    change their type on loading, `linear_type` the type that most of its matrices are kept in."""
 
     component: str
     bytes: Range
     source: Source
     basis: str
     largest: int = 0
-    converted: int = 0
+    converted: tuple[int, ...] = ()
+    linear_type: str = ""
+
+
+MATRIX = 2
+MOST_THREADS_SEEN = 64
+"""Only so many of the largest conversions can be under way at once, whatever the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +78,36 @@ def _exactly(
     component: str, given: Same[tuple[Weight, ...]], family: Family, retyping: Retyping, on_card: bool
 ) -> Held:
     weights = given.value
-    size = padded = largest = converted = 0
+    size = padded = largest = 0
+    converted: list[int] = []
+    linear: Counter[str] = Counter()
     for weight in weights:
-        one = resident_bytes(weight.fact, weight.name, weight.row, family, retyping, CPU_ALIGNMENT)
+        fact = weight.fact
+        one = resident_bytes(fact, weight.name, weight.row, family, retyping, CPU_ALIGNMENT)
         if not one:
             continue
         size += one
-        padded += resident_bytes(weight.fact, weight.name, weight.row, family, retyping, WIDEST_ALIGNMENT)
+        padded += -(-one // WIDEST_ALIGNMENT) * WIDEST_ALIGNMENT
         largest = max(largest, one)
-        kept = resident_type(weight.name, weight.fact.dtype, weight.fact.shape, weight.row, family, retyping)
-        if kept != weight.fact.dtype:
-            converted = max(converted, one)
+        kept = resident_type(weight.name, fact.dtype, fact.shape, weight.row, family, retyping)
+        if kept != fact.dtype:
+            converted.append(fact.bytes)
+        if len(fact.shape) == MATRIX:
+            linear[kept] += one
+    converted.sort(reverse=True)
     count = len(weights)
     basis = f"{count:,} tensors of the header, each as the engine keeps it"
     if retyping != AS_STORED:
         basis += ", after the retyping that was asked for"
-    return Held(component, Range(size, size, padded if on_card else size), Source.DERIVED, basis, largest, converted)
+    return Held(
+        component,
+        Range(size, size, padded if on_card else size),
+        Source.DERIVED,
+        basis,
+        largest,
+        tuple(converted[:MOST_THREADS_SEEN]),
+        max(linear, key=lambda name: linear[name], default=""),
+    )
 
 
 def _plausibly(part: LoadedPart, retyping: Retyping) -> Held:
