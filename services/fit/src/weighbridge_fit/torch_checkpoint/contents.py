@@ -23,11 +23,15 @@ WRAPPERS = ("state_dict", "model")
 # Where a pickled module keeps its tensors and its parts; no state dict has these in its names.
 _MODULE_PARTS = frozenset({"_parameters", "_buffers", "_modules"})
 MAX_DEPTH = 64
+MAX_CONTAINERS = 1 << 17
 MAX_TENSORS = 1 << 17
 MAX_NAME = 4096
 # All names together, as text.
 MAX_NAMES_BYTES = 16 << 20
 _VALUES_PER_TICK = 1 << 12
+
+# Values that are tensors or can hold some.
+_HOLDERS = (Tensor, Storage, list, tuple, Pairs, Opaque)
 
 Named = tuple[str, Tensor]
 
@@ -90,39 +94,49 @@ def _wrapped(root: Any) -> Any:
 def _walk(root: Any, wrapped: Any, budget: ParseBudget) -> Iterator[Named]:
     """Depth first, in file order, each container once: values may contain one another in any way."""
     seen: set[int] = set()
-    pending: list[tuple[Any, str, int]] = [(root, "", 0)]
+    # The children yet to come of each container on the way, and the keys of that way.
+    open_containers: list[Iterator[tuple[str, Any]]] = [iter([("", root)] if isinstance(root, _HOLDERS) else [])]
+    keys: list[str] = [""]
+    start = 0
     count = steps = names_bytes = 0
-    while pending:
-        value, name, depth = pending.pop()
+    while open_containers:
+        found = next(open_containers[-1], None)
+        if found is None:
+            open_containers.pop()
+            keys.pop()
+            start = min(start, len(keys))
+            continue
+        key, value = found
         steps += 1
         if steps % _VALUES_PER_TICK == 0:
             budget.check()
         if isinstance(value, Tensor | Storage):
+            name = _joined([*keys[start:], key])
             count += 1
             names_bytes += len(name)
             if count > MAX_TENSORS or names_bytes > MAX_NAMES_BYTES:
-                message = "the checkpoint holds more tensors than are read"
-                raise WeightError(WeightReason.HEADER_TOO_LARGE, message)
+                raise WeightError(WeightReason.HEADER_TOO_LARGE, "the checkpoint holds more tensors than are read")
             yield name or "tensor", value if isinstance(value, Tensor) else bare(value)
-            continue
-        if not isinstance(value, list | tuple | Pairs | Opaque) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if depth >= MAX_DEPTH:
-            raise WeightError(WeightReason.TOO_DEEP, f"the checkpoint is nested more than {MAX_DEPTH} levels deep")
-        if value is wrapped:
-            name = ""
-        for key, item in reversed(list(_children(value))):
-            if isinstance(item, Tensor | Storage | list | tuple | Pairs | Opaque):
-                pending.append((item, _joined(name, key), depth + 1))
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if len(open_containers) > MAX_DEPTH:
+                raise WeightError(WeightReason.TOO_DEEP, f"the checkpoint is nested more than {MAX_DEPTH} levels deep")
+            if len(seen) > MAX_CONTAINERS:
+                message = f"the checkpoint holds more than {MAX_CONTAINERS} dicts, lists and objects"
+                raise WeightError(WeightReason.HEADER_TOO_LARGE, message)
+            open_containers.append(iter(_children(value)))
+            keys.append(key)
+            if value is wrapped:
+                start = len(keys)
 
 
 def _children(value: Any) -> Iterable[tuple[str, Any]]:
+    """What a container holds, by its key there, without values that can hold no tensor."""
     if type(value) is Pairs:
-        return ((_key(key, index), item) for index, (key, item) in enumerate(value.items))
+        return ((_key(key, index), item) for index, (key, item) in enumerate(value.items) if isinstance(item, _HOLDERS))
     if type(value) is Opaque:
         return _parts(value)
-    return ((str(index), item) for index, item in enumerate(value))
+    return ((str(index), item) for index, item in enumerate(value) if isinstance(item, _HOLDERS))
 
 
 def _parts(value: Opaque) -> Iterator[tuple[str, Any]]:
@@ -131,13 +145,16 @@ def _parts(value: Opaque) -> Iterator[tuple[str, Any]]:
     for state in states:
         if type(state) is Pairs:
             for index, (key, item) in enumerate(state.items):
-                yield ("" if key in _MODULE_PARTS and type(key) is str else _key(key, index)), item
-        else:
+                if isinstance(item, _HOLDERS):
+                    yield ("" if type(key) is str and key in _MODULE_PARTS else _key(key, index)), item
+        elif isinstance(state, _HOLDERS):
             yield "state", state
     for index, (key, item) in enumerate(value.pairs):
-        yield _key(key, index), item
+        if isinstance(item, _HOLDERS):
+            yield _key(key, index), item
     yield "items", value.members
-    yield "arguments", value.arguments
+    if isinstance(value.arguments, _HOLDERS):
+        yield "arguments", value.arguments
 
 
 def _key(key: Any, index: int) -> str:
@@ -149,8 +166,8 @@ def _key(key: Any, index: int) -> str:
     return f"[{index}]"
 
 
-def _joined(name: str, key: str) -> str:
-    joined = f"{name}.{key}" if name and key else name or key
+def _joined(keys: list[str]) -> str:
+    joined = ".".join(filter(None, keys))
     if len(joined) > MAX_NAME:
         raise WeightError(WeightReason.HEADER_TOO_LARGE, f"a tensor's name is longer than {MAX_NAME} characters")
     return joined

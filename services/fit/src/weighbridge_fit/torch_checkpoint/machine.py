@@ -13,18 +13,25 @@ from typing import Any
 from weighbridge_fit.budget import MIB, ParseBudget
 from weighbridge_fit.errors import WeightError, WeightReason
 from weighbridge_fit.torch_checkpoint.stream import PickleStream
-from weighbridge_fit.torch_checkpoint.values import SKIPPED, Global, Opaque, Pairs
+from weighbridge_fit.torch_checkpoint.values import SKIPPED, Global, Opaque, Pairs, Tensor
 
 # What the values of one pickle may take, by the sizes below (bytes of CPython 3.11 objects, rounded up). Nothing is
-# paid back when a value is dropped, so this bounds what is alive.
+# paid back when a value is dropped, so this bounds what is alive. A tensor of a state dict costs about 1.3 KiB, and
+# 8 MiB of pickle describe 40,000 of them.
 MAX_VALUE_BYTES = 64 * MIB
-SLOT_BYTES = 9  # a list's place with its over-allocation
-MEMO_BYTES = 104
+# A place on the stack, and in the list or tuple that it is copied to.
+SLOT_BYTES = 16
+MARK_BYTES = 40
 TUPLE_BYTES = 56
-CONTAINER_BYTES = 160
-PAIR_BYTES = TUPLE_BYTES + 16 + SLOT_BYTES
+LIST_BYTES = 88
+DICT_BYTES = 130
+OPAQUE_BYTES = 240
+TENSOR_BYTES = 180
+STORAGE_BYTES = 200
+PAIR_BYTES = TUPLE_BYTES + 24
+ODD_MEMO_BYTES = 104
 NUMBER_BYTES = 32
-STRING_BYTES = 80
+TEXT_BYTES = 60
 # Characters outside of Latin take four bytes each.
 CHARACTER_BYTES = 4
 
@@ -55,7 +62,9 @@ class Machine:
         self._persistent = persistent
         self._stack: list[Any] = []
         self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
+        # Picklers number what they remember from 0 on; whoever does not pays for a dict.
+        self._memo: list[Any] = []
+        self._odd_memo: dict[int, Any] = {}
         self._left = MAX_VALUE_BYTES
         self.opaque_paths: dict[str, None] = {}
 
@@ -75,6 +84,8 @@ class Machine:
                     raise self._refusal(f"the pickle uses the opcode 0x{opcode:02x}, which no checkpoint needs")
                 handler(self)
             self._budget.check(stream.offset)
+            if len(self._stack) * SLOT_BYTES + len(self._marks) * MARK_BYTES > self._left:
+                raise self._too_large()
 
     # The stack
 
@@ -84,11 +95,14 @@ class Machine:
     def _spend(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            message = f"the checkpoint's pickle makes more than {MAX_VALUE_BYTES // MIB} MiB of objects"
-            raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=self._stream.offset)
+            raise self._too_large()
+
+    def _too_large(self) -> WeightError:
+        message = f"the checkpoint's pickle makes more than {MAX_VALUE_BYTES // MIB} MiB of objects"
+        return WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=self._stream.offset)
 
     def _push(self, value: Any, size: int) -> None:
-        self._spend(size + SLOT_BYTES)
+        self._spend(size)
         self._stack.append(value)
 
     def _pop(self) -> Any:
@@ -112,7 +126,6 @@ class Machine:
     # Plain values
 
     def _mark(self) -> None:
-        self._spend(SLOT_BYTES + NUMBER_BYTES)
         self._marks.append(len(self._stack))
 
     def _protocol(self) -> None:
@@ -123,16 +136,16 @@ class Machine:
         self._stream.take(8)
 
     def _none(self) -> None:
-        self._push(None, 0)
+        self._stack.append(None)
 
     def _true(self) -> None:
-        self._push(True, 0)
+        self._stack.append(True)
 
     def _false(self) -> None:
-        self._push(False, 0)
+        self._stack.append(False)
 
     def _int8(self) -> None:
-        self._push(self._stream.byte(), 0)
+        self._stack.append(self._stream.byte())
 
     def _int16(self) -> None:
         self._push(_U16.unpack(self._stream.take(2))[0], NUMBER_BYTES)
@@ -152,7 +165,7 @@ class Machine:
     def _long(self, length: int) -> None:
         if length > 255:
             self._stream.skip(length)
-            self._push(SKIPPED, 0)
+            self._stack.append(SKIPPED)
         else:
             self._push(int.from_bytes(self._stream.take(length), "little", signed=True), NUMBER_BYTES + length)
 
@@ -162,7 +175,7 @@ class Machine:
     def _text(self, length: int) -> None:
         if length > MAX_KEPT_TEXT:
             self._stream.skip(length)
-            self._push(SKIPPED, 0)
+            self._stack.append(SKIPPED)
             return
         raw = self._stream.take(length)
         try:
@@ -170,7 +183,7 @@ class Machine:
         except UnicodeDecodeError:
             # Text written by Python 2 is bytes; half surrogate pairs are what Python 3 lets through.
             text = raw.decode("latin-1")
-        self._push(text, STRING_BYTES + CHARACTER_BYTES * length)
+        self._push(text, TEXT_BYTES + (length if text.isascii() else CHARACTER_BYTES * length))
 
     def _text8(self) -> None:
         self._text(self._stream.byte())
@@ -190,7 +203,7 @@ class Machine:
     # Containers
 
     def _empty_tuple(self) -> None:
-        self._push((), 0)
+        self._stack.append(())
 
     def _tuple(self) -> None:
         values = self._pop_to_mark()
@@ -208,11 +221,11 @@ class Machine:
         self._push((first, middle, last), TUPLE_BYTES + 3 * SLOT_BYTES)
 
     def _empty_list(self) -> None:
-        self._push([], CONTAINER_BYTES)
+        self._push([], LIST_BYTES)
 
     def _list(self) -> None:
         values = self._pop_to_mark()
-        self._push(values, CONTAINER_BYTES + SLOT_BYTES * len(values))
+        self._push(values, LIST_BYTES + SLOT_BYTES * len(values))
 
     def _append(self) -> None:
         value = self._pop()
@@ -232,11 +245,11 @@ class Machine:
             raise self._refusal("the pickle appends to what is no list")
 
     def _empty_dict(self) -> None:
-        self._push(Pairs(), CONTAINER_BYTES)
+        self._push(Pairs(), DICT_BYTES)
 
     def _dict(self) -> None:
         values = self._pop_to_mark()
-        self._push(Pairs(), CONTAINER_BYTES)
+        self._push(Pairs(), DICT_BYTES)
         self._set(values)
 
     def _setitem(self) -> None:
@@ -260,11 +273,11 @@ class Machine:
             raise self._refusal("the pickle sets an item of what is no dict")
 
     def _empty_set(self) -> None:
-        self._push(Opaque("builtins.set"), 2 * CONTAINER_BYTES)
+        self._push(Opaque("builtins.set"), OPAQUE_BYTES)
 
     def _frozenset(self) -> None:
         values = self._pop_to_mark()
-        self._push(Opaque("builtins.frozenset", members=values), 2 * CONTAINER_BYTES + SLOT_BYTES * len(values))
+        self._push(Opaque("builtins.frozenset", members=values), OPAQUE_BYTES + SLOT_BYTES * len(values))
 
     # Stack and memo
 
@@ -279,7 +292,7 @@ class Machine:
         self._pop_to_mark()
 
     def _duplicate(self) -> None:
-        self._push(self._top(), 0)
+        self._stack.append(self._top())
 
     def _put8(self) -> None:
         self._remember(self._stream.byte())
@@ -288,11 +301,18 @@ class Machine:
         self._remember(_U32.unpack(self._stream.take(4))[0])
 
     def _memoize(self) -> None:
-        self._remember(len(self._memo))
+        self._remember(len(self._memo) + len(self._odd_memo))
 
     def _remember(self, key: int) -> None:
-        self._spend(MEMO_BYTES)
-        self._memo[key] = self._top()
+        value = self._top()
+        if key == len(self._memo):
+            self._spend(SLOT_BYTES)
+            self._memo.append(value)
+        elif key < len(self._memo):
+            self._memo[key] = value
+        else:
+            self._spend(ODD_MEMO_BYTES)
+            self._odd_memo[key] = value
 
     def _get8(self) -> None:
         self._recall(self._stream.byte())
@@ -301,9 +321,12 @@ class Machine:
         self._recall(_U32.unpack(self._stream.take(4))[0])
 
     def _recall(self, key: int) -> None:
-        if key not in self._memo:
+        if key < len(self._memo):
+            self._stack.append(self._memo[key])
+        elif key in self._odd_memo:
+            self._stack.append(self._odd_memo[key])
+        else:
             raise self._refusal("the pickle refers to a value that it has not made")
-        self._push(self._memo[key], 0)
 
     # Names and what would be calls
 
@@ -313,7 +336,7 @@ class Machine:
             value = Global(module.decode("utf-8"), name.decode("utf-8"))
         except UnicodeDecodeError:
             raise self._refusal("a name in the pickle is not UTF-8") from None
-        self._push(value, TUPLE_BYTES + 2 * (STRING_BYTES + SLOT_BYTES) + CHARACTER_BYTES * (len(module) + len(name)))
+        self._push(value, TUPLE_BYTES + 2 * (TEXT_BYTES + SLOT_BYTES) + CHARACTER_BYTES * (len(module) + len(name)))
 
     def _stack_global(self) -> None:
         name, module = self._pop(), self._pop()
@@ -341,7 +364,7 @@ class Machine:
                 self.opaque_paths[value.path] = None
         else:
             value = Opaque("", arguments)
-        self._push(value, 2 * CONTAINER_BYTES)
+        self._push(value, _COSTS.get(type(value), 0))
 
     def _build(self) -> None:
         state, target = self._pop(), self._top()
@@ -350,9 +373,11 @@ class Machine:
             target.state = (target.state, state) if target.state is not None else state
 
     def _persistent_id(self) -> None:
-        self._push(self._persistent(self._pop()), CONTAINER_BYTES)
+        self._push(self._persistent(self._pop()), STORAGE_BYTES)
 
 
+# Of what a call makes; anything else was there before.
+_COSTS = {Opaque: OPAQUE_BYTES, Pairs: DICT_BYTES, Tensor: TENSOR_BYTES}
 _STOP = ord(".")
 _OPCODES: dict[bytes, Callable[[Machine], None]] = {
     b"(": Machine._mark,

@@ -70,8 +70,8 @@ class TensorRules:
     def rebuild(self, function: Global, arguments: tuple[Any, ...]) -> Any:
         """What `function(*arguments)` would give: a known value, or an opaque one."""
         path = function.path
-        if path in _MAPPINGS:
-            return _mapping(arguments)
+        if path in _MAPPINGS and not arguments:
+            return Pairs()
         if path == "torch.Size":
             return arguments[0] if arguments and type(arguments[0]) is tuple else ()
         if path == "torch.serialization._get_layout":
@@ -80,7 +80,8 @@ class TensorRules:
             return arguments[0]
         if len(arguments) <= MAX_ARGUMENTS and (made := self._tensor(path, arguments)) is not None:
             return made
-        if any(type(argument) is Storage for argument in arguments):
+        # Only the first few: one long tuple of arguments can be handed to any number of calls.
+        if any(type(argument) is Storage for argument in arguments[:MAX_ARGUMENTS]):
             message = f"a tensor is made by {shown(path)}, which is not known here"
             raise WeightError(WeightReason.UNSUPPORTED_TENSOR, message)
         return Opaque(path, arguments)
@@ -105,17 +106,6 @@ class TensorRules:
                 made = self.rebuild(inner, inner_arguments) if inner.module == "torch._utils" else None
                 return made if isinstance(made, Tensor | Pairs) else None
         return None
-
-
-def _mapping(arguments: tuple[Any, ...]) -> Pairs:
-    """A dict made from nothing, another dict, or a list of pairs (as Python 2 wrote an OrderedDict)."""
-    mapping = Pairs()
-    match arguments:
-        case (Pairs() as other,):
-            mapping.items.extend(other.items)
-        case (list() as pairs,) if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-            mapping.items.extend((pair[0], pair[1]) for pair in pairs)
-    return mapping
 
 
 def _view(storage: Any, dtype: ElementType | None, at: Any, shape: Any, strides: Any) -> Tensor:
