@@ -23,7 +23,8 @@ MASK_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a note can be about. `moved`: weights leave the card because nobody chose and it would not hold them."""
+    """All that a note can be about. `card_bytes` 0: none is used; `moved`: weights leave the card because nobody
+    chose and it would not hold them."""
 
     model: Model
     request: SdRequest
@@ -34,6 +35,7 @@ class Situation:
     held: tuple[Held, ...]
     architecture: str
     pool: Pool
+    card_bytes: int
     moved: bool
 
 
@@ -96,6 +98,14 @@ def _about_options(situation: Situation) -> Iterator[Note]:
             "come to the card when used (--offload-to-cpu): slower. --set offload_to_cpu=false keeps them there."
         )
         yield Note("OFFLOADED", message)
+    largest = max(situation.held, key=lambda part: part.bytes.low, default=None)
+    if situation.card_bytes and largest is not None and largest.bytes.low > situation.card_bytes:
+        message = (
+            f"{largest.component} alone is {format_gib(largest.bytes.low)} and the card has "
+            f"{format_gib(situation.card_bytes)}: sd-server can render with it in segments only (--max-vram, with "
+            "offloading), or where the driver moves memory by itself."
+        )
+        yield Note("COMPONENT_EXCEEDS_CARD", message, {"component": largest.component})
     ignored = [name for name, on in _card_choices(shape) if on] if situation.pool is not Pool.DISCRETE else []
     if ignored:
         message = f"{', '.join(ignored)} changes nothing here: sd-server has no card of its own memory on this machine."

@@ -40,13 +40,15 @@ HALF_OF_A_CHECKPOINT = 2
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """What is placed: parts with their bytes, buffers with theirs."""
+    """What is placed: parts with their bytes, buffers with theirs. `chosen` False: nobody asked for the offloading, the
+    plan did."""
 
     shape: SdShape
     held: tuple[Held, ...]
     scratch: tuple[Scratch, ...]
     options: BufferOptions
     card: bool
+    chosen: bool = True
 
     def on_card(self, component: str) -> bool:
         """Whether a component computes on the card."""
@@ -96,7 +98,8 @@ def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool 
     if needed.total.high > MAX_BYTES:
         message = "The request's sizes multiply to more memory than can be counted."
         raise PlanError("INVALID_OPTION", "workload.image", message)
-    situation = Situation(model, request, shape, profile, sides, parts, held, architecture, pool, moved)
+    card_bytes = capacity.largest_card.ceiling.effective if card else 0
+    situation = Situation(model, request, shape, profile, sides, parts, held, architecture, pool, card_bytes, moved)
     return Plan(
         engine=Engine.SD,
         shape=shape,
@@ -144,7 +147,7 @@ def _placed(
     # Nobody chose: a model may hold as little as its largest component there, and holds all of it where that fits.
     either = Range(_largest_alone(weights).low, *_bounds_above(_all_of(weights)))
     if made.device_peak.expected > capacity.largest_card.ceiling.effective:
-        moved = replace(loading, shape=replace(loading.shape, offload=True))
+        moved = replace(loading, shape=replace(loading.shape, offload=True), chosen=False)
         offloaded = _requirement(moved, parts)
         if offloaded.device_peak.expected < made.device_peak.expected:
             return replace(offloaded, device=either), True
@@ -192,12 +195,23 @@ def _requirement(loading: _Loading, parts: tuple[LoadedPart, ...]) -> Requiremen
 
 def _weight_lines(loading: _Loading) -> list[Line]:
     """Weights for as long as the model is loaded."""
+    offload = loading.shape.offload and loading.card
+    largest_part = max(
+        (part for part in loading.held if loading.on_card(part.component)),
+        key=lambda part: part.bytes.expected,
+        default=None,
+    )
     lines = []
     for part in loading.held:
-        there = loading.on_card(part.component) and not loading.shape.offload
+        there = loading.on_card(part.component) and not offload
+        size, basis = part.bytes, part.basis
+        if offload and not loading.chosen and part is largest_part:
+            # The least that must be in host memory: the other parts alone, if they compute on the CPU.
+            size = Range(0, size.expected, size.high)
+            basis += "; not in host memory too if the other parts compute there and leave it the card"
         largest = part.largest or part.bytes.low
         buffer = Range(min(largest, part.bytes.low), min(largest, part.bytes.expected), part.bytes.high)
-        lines.append(Line(part.component, Phase.RESIDENT, part.bytes, part.source, part.basis, buffer, there))
+        lines.append(Line(part.component, Phase.RESIDENT, size, part.source, basis, buffer, there))
     return lines
 
 
