@@ -286,21 +286,14 @@ async def test_the_largest_context_comes_with_its_plan(fit: Any, ledger: FakeLed
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "MODEL_WONT_RUN")
 
 
-@pytest.mark.parametrize(
-    ("rpc", "request_"),
-    [
-        ("ListFits", pb.ListFitsRequest()),
-        ("CheckPull", pb.CheckPullRequest()),
-        ("ListModels", pb.ListModelsRequest()),
-        ("GetModel", pb.GetModelRequest()),
-        ("SolveSize", pb.SolveSizeRequest()),
-        ("PlanModel", pb.PlanModelRequest(model=TINY, engine_kind=plan_pb2.ENGINE_KIND_SD)),
-        ("PlanModel", pb.PlanModelRequest(model=TINY, options=MLX(ds4=plan_pb2.Ds4Options()))),
-    ],
-)
-async def test_what_comes_later_says_so(fit: Any, rpc: str, request_: Any) -> None:
-    failure = await refusal(getattr(fit, rpc)(request_))
-    assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_YET_IMPLEMENTED")
+@pytest.mark.parametrize("engine", ["ds4", "generic"])
+async def test_an_engine_that_does_not_load_the_model_says_so(fit: Any, ledger: FakeLedger, engine: str) -> None:
+    facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
+    facts.ClearField("geometry")
+    kind = plan_pb2.EngineKind.Value(f"ENGINE_KIND_{engine.upper()}")
+    inline = weights_pb2.ModelRef(facts=facts)
+    failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=inline, engine_kind=kind)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
 
 
 ABSURD_SIZES = {"hidden_size": 1 << 31, "vocab_size": 1 << 31, "kv_heads": 1 << 31, "head_size": 1 << 31}
@@ -319,6 +312,9 @@ async def test_sizes_that_multiply_beyond_64_bits_are_refused_or_guessed(fit: An
 async def test_the_largest_inline_facts_still_make_a_plan(fit: Any, ledger: FakeLedger) -> None:
     facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=TINY))).facts
     facts.file_bytes = facts.tensor_bytes = facts.components[0].bytes = 1 << 60
+    facts.ClearField("precisions")
+    facts.ClearField("files")
+    facts.components[0].ClearField("precisions")
     inline = weights_pb2.ModelRef(facts=facts)
     plan = await fit.PlanModel(pb.PlanModelRequest(model=inline, engine_kind=plan_pb2.ENGINE_KIND_MLX))
     assert plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN
@@ -361,11 +357,14 @@ async def test_what_a_folder_says_can_always_travel(fit: Any, model: Path) -> No
     bad = os.fsdecode(b"\xff\xfe")
     folder = model.parent / bad
     folder.mkdir()
-    for name in (f"{bad}.safetensors", "b.safetensors"):
-        save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / name)
+    save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / f"{bad}.safetensors")
     (model / "again").symlink_to(folder)
     facts = (await fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("tiny/again")))).facts
-    assert facts.tensor_bytes == 2 * 8192
+    assert facts.tensor_bytes == 8192
+    save_file({"model.w": np.zeros((64, 64), np.float16)}, folder / "b.safetensors")
+    failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("tiny/again"))))
+    assert failure.reason == "SEVERAL_MODELS"
+    (folder / "b.safetensors").unlink()
     (folder / f"{bad}.safetensors").write_bytes(b"")
     failure = await refusal(fit.DescribeWeights(pb.DescribeWeightsRequest(model=at("tiny/again"))))
     assert failure.reason == "MALFORMED_WEIGHTS"
