@@ -183,6 +183,7 @@ async def test_other_architectures_are_refused_by_name(fit: Any, ledger: FakeLed
         failure = await refusal(fit.PlanModel(asked))
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
         assert "mamba" in failure.message
+    (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "warp_drive"}))
     failure = await refusal(fit.SolveContext(pb.SolveContextRequest(model=TINY)))
     assert failure.reason == "UNSUPPORTED_ARCHITECTURE"
 

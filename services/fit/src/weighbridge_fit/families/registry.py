@@ -4,12 +4,13 @@ from weighbridge_fit.catalog.entry import Use
 from weighbridge_fit.families.diffusers import DiffusersFamily
 from weighbridge_fit.families.ds4 import Ds4Family
 from weighbridge_fit.families.family import Family
+from weighbridge_fit.families.generic import GenericChatFamily
 from weighbridge_fit.families.mlx import MlxFamily
 from weighbridge_fit.families.sd import SdFamily
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.plan import Engine
 
-ALL: tuple[Family, ...] = (SdFamily(), Ds4Family(), MlxFamily(), DiffusersFamily())
+ALL: tuple[Family, ...] = (SdFamily(), Ds4Family(), MlxFamily(), DiffusersFamily(), GenericChatFamily())
 """In the order in which they are asked whether a model is theirs. An engine may have one for each kind of workload."""
 
 FAMILIES: dict[Engine, Family] = {family.engine: family for family in reversed(ALL)}

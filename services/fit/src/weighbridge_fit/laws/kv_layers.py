@@ -19,7 +19,8 @@ class LayerRow:
     """One layer's memory in elements.
 
     `key`, `value`, `latent` and `indexer` are for each token; `window_tokens` bounds how many tokens (0: the context
-    does). `state` and `convolution` are for each sequence.
+    does). `cross` are keys and values of another medium's tokens, `state` and `convolution` what is kept of the past:
+    for each sequence, however long it is.
     """
 
     key: int = 0
@@ -29,6 +30,7 @@ class LayerRow:
     window_tokens: int = 0
     state: int = 0
     convolution: int = 0
+    cross: int = 0
 
 
 def layer_row(geometry: ModelGeometry, index: int) -> LayerRow:
@@ -42,12 +44,14 @@ def layer_row(geometry: ModelGeometry, index: int) -> LayerRow:
     if kind is LayerKind.LATENT_ATTENTION:
         latent = geometry.latent_rank + geometry.latent_rope_size
         return LayerRow(latent=latent, indexer=geometry.indexer_key_size, state=state, convolution=convolution)
-    if kind not in ATTENTION:
+    if kind not in ATTENTION and kind is not LayerKind.CROSS_ATTENTION:
         return LayerRow(state=state, convolution=convolution)
     heads = measure.kv_heads or geometry.kv_heads
     key = heads * (measure.key_size or geometry.head_size)
     # A layer with sizes of its own and no value size holds its values as keys.
     value = heads * (measure.value_size if measure.key_size else geometry.value_head_size or geometry.head_size)
+    if kind is LayerKind.CROSS_ATTENTION:
+        return LayerRow(cross=(key + value) * measure.window_tokens)
     window = 0
     if kind is LayerKind.SLIDING_ATTENTION:
         window = measure.window_tokens or geometry.sliding_window_tokens

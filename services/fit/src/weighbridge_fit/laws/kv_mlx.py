@@ -27,7 +27,7 @@ ROTATING = frozenset(
     (
         *("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4"),
         *("gemma4_text", "gpt_oss", "laguna", "llama", "llama4", "llama4_text", "mimo_v2_flash", "ministral3"),
-        *("mistral", "mistral3", "olmo3", "recurrent_gemma", "step3p5"),
+        *("mistral", "olmo3", "recurrent_gemma", "step3p5"),
     )
 )
 # Models that keep unpacked keys and values instead of latent rows.
@@ -42,7 +42,9 @@ def held_rows(geometry: ModelGeometry) -> tuple[LayerRow, ...]:
         unpacked = LayerRow(key=heads * geometry.head_size, value=heads * geometry.value_head_size)
         kinds = zip(rows, geometry.layers, strict=True)
         rows = tuple(unpacked if kind is LayerKind.LATENT_ATTENTION else row for row, kind in kinds)
-    if geometry.model_type not in ROTATING:
+    # Where every layer slides, the window came from a config without layer types: read as full attention throughout.
+    whole = geometry.count(LayerKind.SLIDING_ATTENTION) == len(geometry.layers)
+    if whole or geometry.model_type not in ROTATING:
         rows = tuple(replace(row, window_tokens=0) for row in rows)
     return rows
 

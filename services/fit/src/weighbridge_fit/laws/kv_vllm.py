@@ -54,9 +54,15 @@ def cache_bytes(
             growing=0 if row.window_tokens else pair,
             windowed=pair if row.window_tokens else 0,
             latent=held * (kv_type.row_bytes(row.latent) + (indexer_bytes(row.indexer) if row.indexer else 0)),
-            state=max(state, page) if state else 0,
+            state=(max(state, page) if state else 0) + row.cross * kv_type.row_bytes(1),
         )
     return total.times(sequences)
+
+
+def pool_bytes(card_bytes: int, share: float, weight_bytes: int, activation_bytes: int, other_bytes: int) -> int:
+    """What is left for the pool of the share that vLLM takes of a card: all but weights, the activations of its largest
+    step, and what CUDA holds outside torch. 0 where nothing is left: vLLM refuses to start then."""
+    return max(0, int(card_bytes * share) - weight_bytes - activation_bytes - other_bytes)
 
 
 def pool_tokens(pool_bytes: int, bytes_per_token: int) -> int:
