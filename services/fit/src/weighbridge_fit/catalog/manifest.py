@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from weighbridge_fit.bounded_json import loads_object
 from weighbridge_fit.catalog.entry import CatalogEntry, CatalogFile, CountRange, PixelRange, Use
-from weighbridge_fit.errors import WeightError
+from weighbridge_fit.errors import WeightError, shown
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.pinned import PinnedFactsError, unpin
 from weighbridge_fit.plans.plan import Engine
@@ -28,6 +28,7 @@ MAX_FILES = 4096
 ID_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,62}[a-z0-9])?$"
 """Also the name of the model's folder: nothing that any file system could read as more than a name."""
 _ID = re.compile(ID_PATTERN)
+_WORD = re.compile(r"[A-Za-z0-9_$]{1,64}")
 # Names that every file system takes, none hidden, at most six deep.
 _NAME = r"""[^\x00-\x1f\\/:*?"<>|. ][^\x00-\x1f\\/:*?"<>|]*"""
 _PATH_PATTERN = f"^{_NAME}(/{_NAME}){{0,5}}$"
@@ -209,7 +210,7 @@ def read_manifest(data: bytes, file: str, *, user_entry: bool = False) -> Catalo
         raise ManifestError(file, "", error.message + at) from error
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise ManifestError(file, ".".join(map(str, first["loc"])), str(first["msg"])) from error
+        raise ManifestError(file, _field(first["loc"]), str(first["msg"])) from error
     _check(manifest, file)
     return _entry(manifest, file, user_entry)
 
@@ -217,6 +218,12 @@ def read_manifest(data: bytes, file: str, *, user_entry: bool = False) -> Catalo
 def is_id(text: str) -> bool:
     """Whether a text can be a catalogue id."""
     return _ID.fullmatch(text) is not None
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Where in a manifest: a key that is nobody's word stands quoted."""
+    parts = (str(part) for part in location if part != "[key]")
+    return ".".join(part if _WORD.fullmatch(part) else shown(part) for part in parts)
 
 
 def _check(manifest: Manifest, file: str) -> None:
