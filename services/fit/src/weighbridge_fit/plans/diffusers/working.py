@@ -101,7 +101,9 @@ def _decode_line(pipeline: Pipeline, shape: DiffusersShape, pool: Pool) -> Line:
             width = LOAD_BYTES[shape.load_dtype] if bound == "low" else wide
             return laws.decode_by_area(area, width, figure.at(bound))
 
-    kept = figures()["kept_frames"] if shape.frames > 1 else None
+    # The slopes of whole videos have it in them.
+    by_frame = decoder not in (Decoder.WHOLE_VIDEO, Decoder.UNKNOWN_VIDEO)
+    kept = figures()["kept_frames"] if by_frame and shape.frames > 1 else None
 
     def at(bound: str) -> int:
         size = int(compute(bound) * (overlap.at(bound) if overlap else 1))
