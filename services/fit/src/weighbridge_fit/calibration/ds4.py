@@ -49,13 +49,14 @@ class PublishedFile:
 @dataclass(frozen=True)
 class Ds4Calibration:
     """Figures by name, tables, and what is published. `flash` are the context's measures of V4 Flash, `flash_hidden`
-    its width."""
+    its width, `flash_vocab` the rows of its vocabulary."""
 
     engine: str
     figures: Mapping[str, Figure]
     v41_session: SessionTable
     flash: ContextLayers
     flash_hidden: int
+    flash_vocab: int
     published: tuple[PublishedFile, ...]
 
     def __getitem__(self, name: str) -> Figure:
@@ -76,6 +77,7 @@ def ds4() -> Ds4Calibration:
         v41_session=SessionTable(**document["v41_session"]),
         flash=ContextLayers(tuple(flash["ratios"]), flash["row_size"], flash["indexer_size"], flash["window_tokens"]),
         flash_hidden=flash["hidden_size"],
+        flash_vocab=flash["vocab_size"],
         published=tuple(
             PublishedFile(**{**row, "routed": tuple(tuple(group) for group in row["routed"])})
             for row in document["published_files"]

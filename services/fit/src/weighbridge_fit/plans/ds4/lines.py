@@ -89,7 +89,7 @@ def _checkpoint_line(frame: Frame, calibration: Ds4Calibration) -> Line:
     """Host memory of a checkpoint on its way to or from disk; the disk's own space is no memory."""
     layers, context = frame.weights.context, frame.basics.context_tokens
     if layers is not None:
-        size = checkpoint_bytes(layers, context)
+        size = checkpoint_bytes(layers, context, frame.weights.vocab_size)
     elif frame.weights.family is Family.V41:
         size = int(calibration["v41_checkpoint_bytes_per_token"].expected * context)
     else:

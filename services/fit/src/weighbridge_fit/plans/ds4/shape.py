@@ -59,6 +59,7 @@ class Ds4Weights:
     embedding_bytes: int
     largest_tensor_bytes: int
     hidden_size: int
+    vocab_size: int
     longest_context: int
     experts: ExpertSizes | None
     context: ContextLayers | None
@@ -143,6 +144,7 @@ def _from_tensors(facts: WeightFacts, family: Family, longest: int, calibration:
         embedding_bytes=embedding.bytes if embedding else 0,
         largest_tensor_bytes=max((tensor.bytes for tensor in tensors if not _is_engram_table(tensor)), default=0),
         hidden_size=hidden,
+        vocab_size=embedding.shape[1] if embedding and len(embedding.shape) > 1 else 0,
         longest_context=longest,
         experts=_experts(layers, facts),
         context=context,
@@ -211,6 +213,7 @@ def _from_published(
         embedding_bytes=published.embedding_bytes,
         largest_tensor_bytes=published.largest_tensor_bytes,
         hidden_size=published.hidden_size,
+        vocab_size=calibration.flash_vocab if family is Family.V4 else 0,
         longest_context=longest,
         experts=ExpertSizes(layers, experts, expert, published.used, bypass),
         context=calibration.flash if family is Family.V4 else None,
@@ -234,6 +237,7 @@ def _from_size(size: int, family: Family, longest: int, calibration: Ds4Calibrat
         embedding_bytes=0,
         largest_tensor_bytes=0,
         hidden_size=0,
+        vocab_size=0,
         longest_context=longest,
         experts=None,
         context=None,

@@ -1,0 +1,184 @@
+"""DeepSeek V4 Flash as ds4's own files lay it out, tensor by tensor; facts and header-only files made from it.
+
+The shapes are those that ds4 8d57664 (2026-05-21) demands when it binds tensors; with a header of 5,335,588 bytes they
+reproduce the published files to the byte.
+"""
+
+import struct
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
+from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.catalog.manifest import read_manifest
+from weighbridge_fit.catalog.resolve import known_by_sizes
+from weighbridge_fit.facts import ComponentTotal, FileSummary, TensorFact, WeightFacts, WeightFormat
+from weighbridge_fit.model import Model
+
+GIB, MIB = 1 << 30, 1 << 20
+HEADER_BYTES = 5_335_588
+# Type number in GGUF, elements and bytes of a block.
+TYPES = {
+    "F32": (0, 1, 4),
+    "F16": (1, 1, 2),
+    "Q8_0": (8, 32, 34),
+    "Q2_K": (10, 256, 84),
+    "Q4_K": (12, 256, 144),
+    "IQ2_XXS": (16, 256, 66),
+    "I8": (24, 1, 1),
+    "I32": (26, 1, 4),
+    "MXFP4": (39, 32, 17),
+}
+LAYERS, HIDDEN, VOCAB, HEADS, ROW, EXPERTS, INNER = 43, 4096, 129_280, 64, 512, 256, 2048
+RATIOS = tuple(0 if layer < 2 else 4 if layer % 2 == 0 else 128 for layer in range(LAYERS))
+MIXES = {"q2": ("IQ2_XXS", "Q2_K"), "q4": ("Q4_K", "Q4_K"), "mxfp4": ("MXFP4", "MXFP4")}
+
+
+def tensor(name: str, dtype: str, *shape: int) -> TensorFact:
+    _, block, size = TYPES[dtype]
+    return TensorFact(name, dtype, shape, prod(shape), prod(shape) // block * size)
+
+
+def flash(mix: str = "q2", q4_layers: Sequence[int] = ()) -> tuple[TensorFact, ...]:
+    """Every tensor of V4 Flash; `q4_layers` have Q4_K experts."""
+    streams = 4 * HIDDEN
+    mixing = 2 * 4 + 4 * 4
+    found = [
+        tensor("token_embd.weight", "F16", HIDDEN, VOCAB),
+        tensor("output_hc_base.weight", "F32", 4),
+        tensor("output_hc_fn.weight", "F16", streams, 4),
+        tensor("output_hc_scale.weight", "F32", 1),
+        tensor("output_norm.weight", "F32", HIDDEN),
+        tensor("output.weight", "Q8_0", HIDDEN, VOCAB),
+    ]
+    for layer, ratio in enumerate(RATIOS):
+        gate, down = MIXES["q4" if layer in q4_layers else mix]
+        parts: list[tuple[str, str, tuple[int, ...]]] = [
+            ("hc_attn_fn.weight", "F16", (streams, mixing)),
+            ("hc_attn_scale.weight", "F32", (3,)),
+            ("hc_attn_base.weight", "F32", (mixing,)),
+            ("attn_norm.weight", "F32", (HIDDEN,)),
+            ("attn_q_a.weight", "Q8_0", (HIDDEN, 1024)),
+            ("attn_q_a_norm.weight", "F32", (1024,)),
+            ("attn_q_b.weight", "Q8_0", (1024, HEADS * ROW)),
+            ("attn_kv.weight", "Q8_0", (HIDDEN, ROW)),
+            ("attn_kv_a_norm.weight", "F32", (ROW,)),
+            ("attn_sinks.weight", "F32", (HEADS,)),
+            ("attn_output_a.weight", "Q8_0", (ROW * HEADS // 8, 8 * 1024)),
+            ("attn_output_b.weight", "Q8_0", (8 * 1024, HIDDEN)),
+            ("hc_ffn_fn.weight", "F16", (streams, mixing)),
+            ("hc_ffn_scale.weight", "F32", (3,)),
+            ("hc_ffn_base.weight", "F32", (mixing,)),
+            ("ffn_norm.weight", "F32", (HIDDEN,)),
+            ("ffn_gate_inp.weight", "F16", (HIDDEN, EXPERTS)),
+            ("ffn_gate_exps.weight", gate, (HIDDEN, INNER, EXPERTS)),
+            ("ffn_up_exps.weight", gate, (HIDDEN, INNER, EXPERTS)),
+            ("ffn_down_exps.weight", down, (INNER, HIDDEN, EXPERTS)),
+            ("ffn_gate_shexp.weight", "Q8_0", (HIDDEN, INNER)),
+            ("ffn_up_shexp.weight", "Q8_0", (HIDDEN, INNER)),
+            ("ffn_down_shexp.weight", "Q8_0", (INNER, HIDDEN)),
+        ]
+        if layer < 3:
+            parts.append(("ffn_gate_tid2eid.weight", "I32", (6, VOCAB)))
+        else:
+            parts.append(("exp_probs_b.bias", "F32", (EXPERTS,)))
+        if ratio:
+            width = (2 if ratio == 4 else 1) * ROW
+            parts += [
+                ("attn_compressor_ape.weight", "F16", (width, ratio)),
+                ("attn_compressor_kv.weight", "F16", (HIDDEN, width)),
+                ("attn_compressor_gate.weight", "F16", (HIDDEN, width)),
+                ("attn_compressor_norm.weight", "F32", (ROW,)),
+            ]
+        if ratio == 4:
+            parts += [
+                ("indexer.attn_q_b.weight", "F16", (1024, 64 * 128)),
+                ("indexer.proj.weight", "F16", (HIDDEN, 64)),
+                ("indexer_compressor_ape.weight", "F16", (256, ratio)),
+                ("indexer_compressor_kv.weight", "F16", (HIDDEN, 256)),
+                ("indexer_compressor_gate.weight", "F16", (HIDDEN, 256)),
+                ("indexer_compressor_norm.weight", "F32", (128,)),
+            ]
+        found += [tensor(f"blk.{layer}.{name}", dtype, *shape) for name, dtype, shape in parts]
+    return tuple(found)
+
+
+def facts_of(
+    tensors: Sequence[TensorFact], architecture: str = "deepseek4", header: int = HEADER_BYTES, name: str = "model.gguf"
+) -> WeightFacts:
+    """The facts of one whole GGUF file that holds these tensors."""
+    size = sum(each.bytes for each in tensors)
+    return WeightFacts(
+        name=name,
+        format=WeightFormat.GGUF,
+        file_bytes=size + header,
+        tensor_bytes=size,
+        tensor_count=len(tensors),
+        element_count=sum(each.elements for each in tensors),
+        largest_tensor_bytes=max((each.bytes for each in tensors), default=0),
+        precisions=(),
+        components=(ComponentTotal("model", len(tensors), size, ()),),
+        files=(FileSummary(name, size + header, header, WeightFormat.GGUF, len(tensors)),),
+        architecture=architecture,
+        tensors=tuple(sorted(("model", each) for each in tensors)),
+    )
+
+
+def companion(size: int, *names: str) -> WeightFacts:
+    """A companion's facts: so many bytes under these tensor names."""
+    tensors = [tensor(name, "I8", size // max(1, len(names))) for name in names or ("weight",)]
+    return facts_of(tensors, "", header=0, name="companion.gguf")
+
+
+def write_sparse(path: Path, tensors: Sequence[TensorFact], architecture: str = "deepseek4") -> None:
+    """A GGUF file with these tensors' header, whose data are holes: large to read, small on disk."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    infos, offset = b"", 0
+    for each in tensors:
+        infos += text(each.name) + struct.pack(f"<I{len(each.shape)}Q", len(each.shape), *each.shape)
+        infos += struct.pack("<IQ", TYPES[each.dtype][0], offset)
+        offset += -(-each.bytes // 32) * 32
+    pairs = text("general.architecture") + struct.pack("<I", 8) + text(architecture)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + pairs + infos
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(-(-len(head) // 32) * 32 + offset)
+
+
+def entry(catalog_id: str) -> CatalogEntry:
+    """An entry of the project's own catalogue."""
+    name = f"{catalog_id}.json"
+    return read_manifest((Path(__file__).parents[3] / "catalog" / "models" / name).read_bytes(), name)
+
+
+def listed(catalog_id: str) -> Model:
+    """A catalogue model of which only the sizes of its files are known."""
+    return known_by_sizes(entry(catalog_id))
+
+
+def unified(ram_gib: float, platform: str = "darwin/arm64", limit_gib: float | None = None) -> Capacity:
+    """One memory, with the ledger's ceiling: 70 % (80 % from 96 GiB), at least all but 16 GiB, at most all but 4."""
+    share = 0.8 if ram_gib >= 96 else 0.7
+    automatic = int(min(max(ram_gib * share, ram_gib - 16), ram_gib - 4) * GIB)
+    limit = None if limit_gib is None else int(limit_gib * GIB)
+    ceiling = Ceiling(automatic, automatic if limit is None else min(limit, automatic), limit)
+    return Capacity(Pool.UNIFIED, ceiling, ceiling, (), int(ram_gib * GIB), platform)
+
+
+def with_card(ram_gib: int, card_gib: int, platform: str = "linux/x86_64") -> Capacity:
+    """A machine with one card: 95 % of it, and 60 % (80 % from 96 GiB) of host memory, at most 96 GiB."""
+    host = min(int(ram_gib * (0.8 if ram_gib >= 96 else 0.6) * GIB), 96 * GIB)
+    card = int(card_gib * 0.95 * GIB)
+    device = DeviceCeiling("GPU-0", Ceiling(card, card))
+    total = Ceiling(host + card, host + card)
+    return Capacity(Pool.DISCRETE, Ceiling(host, host), total, (device,), ram_gib * GIB, platform)
+
+
+def processor(ram_gib: int, platform: str = "linux/x86_64") -> Capacity:
+    """A machine without a card."""
+    host = min(int(ram_gib * (0.8 if ram_gib >= 96 else 0.6) * GIB), 96 * GIB)
+    return Capacity(Pool.CPU, Ceiling(host, host), Ceiling(host, host), (), ram_gib * GIB, platform)
