@@ -68,7 +68,7 @@ class Ds4Family:
         smaller = solve_context(self, model, request, capacity, below=self.context_of(plan))
         if savings and not smaller:
             return savings
-        return (*help_for(requirement, capacity, plan.weight_bytes, smaller), *savings)
+        return (*savings, *help_for(requirement, capacity, plan.weight_bytes, smaller))
 
     def _savings(self, model: Model, request: Ds4Request, capacity: Capacity, made: Plan) -> Iterator[str]:
         """Other options under which it runs, and how much each saves at most."""

@@ -245,8 +245,8 @@ def _cache(desk: _Desk, extra_bytes: int) -> tuple[int, list[Note]]:
     room = (desk.machine.pool_ceiling_bytes - _reference_bytes(desk) - extra_bytes) // GIB
     admitted = max(smallest, min(plan.cache_gib, room))
     if admitted < plan.cache_gib:
-        where = "the card holds" if desk.machine.discrete else "is admitted here"
-        message = f"The expert cache is {admitted} GiB instead of {plan.cache_gib} GiB: no more {where}."
+        where = "the card has room for" if desk.machine.discrete else "is admitted here"
+        message = f"The expert cache is {admitted} GiB instead of {plan.cache_gib} GiB: that is what {where}."
         notes.append(Note("EXPERT_CACHE_LOWERED", message, {**metadata, "cache_gib": str(admitted)}))
     return admitted, notes
 

@@ -100,7 +100,8 @@ def _session_lines(frame: Frame, calibration: Ds4Calibration) -> list[Line]:
             f"{count}{len(weights.context.ratios)} layers: {buffers.raw_rows:,} raw rows each and up to "
             f"{buffers.compressed_rows:,} compressed ones for {context:,} tokens, as ds4 prints it"
         )
-        scratch_basis = f"{count}indexer scores of a chunk of {basics.chunk_tokens:,} tokens, as ds4 prints it"
+        chunk = 1 if frame.compute is Compute.CPU else min(basics.chunk_tokens, context)
+        scratch_basis = f"{count}indexer scores of a chunk of {chunk:,} token(s), as ds4 prints it"
         return [
             _exact("kv_cache", buffers.cache_bytes * sessions, cache_basis),
             _exact("context_scratch", buffers.scratch_bytes * sessions, scratch_basis, buffers.scratch_buffer_bytes),
