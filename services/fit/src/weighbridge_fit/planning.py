@@ -59,7 +59,9 @@ def answer(
     if advise and assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):
         assessment = replace(assessment, help=family.advise(model, request, capacity, made, needed))
     measured = observed is not None and observed.count >= ENOUGH
-    source = Source.MEASURED if measured else Source.DERIVED
+    # Without facts about its tensors a family can only give a range.
+    computed = Source.DERIVED if model.facts.tensor_count else Source.ASSUMED
+    source = Source.MEASURED if measured else computed
     return Answer(made, needed, assessment, claim_for(needed, capacity, assessment.verdict), source)
 
 

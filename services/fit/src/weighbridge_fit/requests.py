@@ -8,7 +8,9 @@ from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
+from weighbridge_fit.families.diffusers import LAW, DiffusersFamily
 from weighbridge_fit.families.family import Family
+from weighbridge_fit.families.generic import GenericChatFamily
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine
@@ -45,6 +47,14 @@ def named_engine(kind: int, options: plan_pb2.EngineOptions) -> Engine | None:
     if member is not None and member != engine.value:
         raise invalid_argument("options", f"are for {member}, the plan is for {engine.value}", INVALID_OPTION)
     return engine
+
+
+def workload_kind(workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> str:
+    """The kind of workload that is asked for, "" where nothing says: a law of the generic engine prices one kind."""
+    named = workload.WhichOneof("kind")
+    if named is None and options.generic.law:
+        return DiffusersFamily.workload_name if options.generic.law == LAW else GenericChatFamily.workload_name
+    return named or ""
 
 
 def check_workload(family: Family, workload: plan_pb2.Workload) -> None:

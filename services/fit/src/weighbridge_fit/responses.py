@@ -1,19 +1,27 @@
 """What is said about a plan, as it travels."""
 
+from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
-from weighbridge_fit.catalog.resolve import disagreement
+from weighbridge_fit.catalog import ranged
+from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.catalog.resolve import disagreement, has_facts
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.lines import Source
+from weighbridge_fit.listing import default_workload
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
-from weighbridge_fit.planning import Answer, Guess
+from weighbridge_fit.planning import Answer, Guess, by_range, guess
 from weighbridge_fit.plans.plan import Engine, Note
+from weighbridge_fit.requests import INVALID_OPTION
 from weighbridge_fit.wire.answer import assessment_message, claim_message, note_messages, requirement_message
 from weighbridge_fit.wire.catalog import ENGINE_KINDS
+from weighbridge_fit.wire.machine import capacity_from
+
+MODEL_WONT_RUN = "MODEL_WONT_RUN"
 
 
 def planned(
@@ -85,3 +93,36 @@ def _catalogue_notes(model: Model) -> list[Note]:
         notes.append(Note("CATALOG_MODEL_NOT_ON_DISK", message))
     differing = disagreement(model)
     return [*notes, differing] if differing else notes
+
+
+def ranged_or_guessed(
+    request: pb.PlanModelRequest, model: Model, capacity: machine_pb2.Capacity, why: str
+) -> pb.PlanModelResponse:
+    """The answer without a law: by the range of such models where the catalogue knows the files, else a guess."""
+    entry, ceilings = model.entry, capacity_from(capacity)
+    if entry is None or has_facts(model) or not ranged.can_be_ranged(entry):
+        return guessed(model, guess(model.facts, ceilings, why), capacity)
+    workload = default_workload(entry)
+    if request.workload.HasField("chat"):
+        workload.chat.MergeFrom(request.workload.chat)
+    context, slots = workload.chat.context_tokens, workload.chat.slots
+    if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
+        raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
+    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
+    return guessed(model, made, capacity, entry.engine, workload)
+
+
+def too_large(entry: CatalogEntry, plan: pb.PlanModelResponse) -> RequestError:
+    """A download that would bring what cannot run here: the verdict's sentence, what would help, and the figures."""
+    needed = plan.requirement
+    sentences = [f"{entry.display_name} would not run here.", plan.assessment.reason, *plan.assessment.help]
+    figures: dict[str, object] = {
+        "catalog_id": entry.catalog_id,
+        "verdict_reason": plan.assessment.reason_code,
+        "low_bytes": needed.total.low_bytes,
+        "expected_bytes": needed.total.expected_bytes,
+        "high_bytes": needed.total.high_bytes,
+        "ceiling_bytes": plan.capacity.total.effective_bytes,
+        "file_bytes": entry.file_bytes,
+    }
+    return failed_precondition(MODEL_WONT_RUN, " ".join(sentences), figures)

@@ -16,7 +16,6 @@ from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge_fit import responses
 from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk, entry_of, not_on_disk
-from weighbridge_fit.catalog import ranged
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.catalog.installed import Installed
 from weighbridge_fit.catalog.resolve import has_facts
@@ -25,11 +24,11 @@ from weighbridge_fit.catalog.store import Snapshot
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.families.registry import family_of, recognise
 from weighbridge_fit.ledger_client import LedgerClient
-from weighbridge_fit.listing import default_workload, fit_on
+from weighbridge_fit.listing import fit_on
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
 from weighbridge_fit.paging import page_of
-from weighbridge_fit.planning import answer, by_range, guess, too_small
+from weighbridge_fit.planning import answer, guess, too_small
 from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.requests import (
@@ -39,13 +38,14 @@ from weighbridge_fit.requests import (
     plan_refused,
     unrecognised,
     what_if,
+    workload_kind,
 )
+from weighbridge_fit.responses import MODEL_WONT_RUN
 from weighbridge_fit.solving import solve_context, solve_size
 from weighbridge_fit.wire.catalog import USES_BACK, entry_message
 from weighbridge_fit.wire.facts import facts_message
 from weighbridge_fit.wire.machine import capacity_from
 
-MODEL_WONT_RUN = "MODEL_WONT_RUN"
 _AVAILABILITY = {
     lease_pb2.OUTCOME_NOW: pb.AVAILABILITY_NOW,
     lease_pb2.OUTCOME_AFTER_EVICTION: pb.AVAILABILITY_AFTER_EVICTION,
@@ -102,13 +102,12 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         machine: machine_pb2.Machine | None,
     ) -> pb.PlanModelResponse:
         capacity = await self._ledger.capacity(machine)
-        family = _family(engine, model, request.workload)
+        family = _family(engine, model, workload_kind(request.workload, request.options))
         why = unrecognised(model)
         if family is None and engine is not None:
             raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", why))
         if family is not None:
-            if engine is not None:
-                check_workload(family, request.workload)
+            check_workload(family, request.workload)
             try:
                 model = await self._desk.with_companions(model, family.companions(request.options))
                 asked = family.request(request.workload, request.options)
@@ -123,7 +122,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
                 if error.reason != UNSUPPORTED_ARCHITECTURE or not (engine is None or known):
                     raise plan_refused(error) from error
                 why = error.message
-        return _ranged_or_guessed(request, model, capacity, why)
+        return responses.ranged_or_guessed(request, model, capacity, why)
 
     async def SolveContext(self, request: pb.SolveContextRequest, context: AnyContext) -> pb.SolveContextResponse:
         """See the contract."""
@@ -167,8 +166,9 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         engine = named_engine(plan_pb2.ENGINE_KIND_UNSPECIFIED, request.options)
         model = await self._desk.model(request.model)
         capacity = await self._ledger.capacity(what_if(request))
-        family = _family(engine, model, workload)
-        if family is None or family.workload_name != workload.WhichOneof("kind"):
+        kind = workload_kind(workload, request.options)
+        family = _family(engine, model, kind)
+        if family is None or family.workload_name != kind:
             raise _unsolved(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)), model)
         try:
             return await self._desk.with_companions(model, family.companions(request.options)), family, capacity
@@ -229,7 +229,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
             reason, message = "PRICING_FAILED", "Pricing it failed: see the log of fit."
         else:
             if plan.assessment.verdict == requirement_pb2.VERDICT_WONT_RUN:
-                raise _too_large(entry, plan)
+                raise responses.too_large(entry, plan)
             response.assessment.CopyFrom(plan.assessment)
             response.assessed = plan.assessment.verdict != requirement_pb2.VERDICT_UNKNOWN
             return response
@@ -291,31 +291,14 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         return entry_message(entry, str(self._shelf.folder_of(entry)), on_disk)
 
 
-def _family(engine: Engine | None, model: Model, workload: plan_pb2.Workload) -> Family | None:
+def _family(engine: Engine | None, model: Model, kind: str) -> Family | None:
     """Who plans a model. Raises RequestError for an engine that the catalogue says does not load it."""
     if engine is None:
         return recognise(model)
     if model.entry is not None and engine not in (model.entry.engine, Engine.GENERIC):
         named = f"{model.entry.catalog_id} is loaded by {model.entry.engine.value}, not by {engine.value}"
         raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", f"{named}."))
-    return family_of(engine, model, workload.WhichOneof("kind") or "")
-
-
-def _ranged_or_guessed(
-    request: pb.PlanModelRequest, model: Model, capacity: machine_pb2.Capacity, why: str
-) -> pb.PlanModelResponse:
-    """The answer without a law: by the range of such models where the catalogue knows the files, else a guess."""
-    entry, ceilings = model.entry, capacity_from(capacity)
-    if entry is None or has_facts(model) or not ranged.can_be_ranged(entry):
-        return responses.guessed(model, guess(model.facts, ceilings, why), capacity)
-    workload = default_workload(entry)
-    if request.workload.HasField("chat"):
-        workload.chat.MergeFrom(request.workload.chat)
-    context, slots = workload.chat.context_tokens, workload.chat.slots
-    if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
-        raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
-    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
-    return responses.guessed(model, made, capacity, entry.engine, workload)
+    return family_of(engine, model, kind)
 
 
 def _unsolved(error: PlanError, model: Model) -> RequestError:
@@ -325,22 +308,6 @@ def _unsolved(error: PlanError, model: Model) -> RequestError:
     if error.reason == UNSUPPORTED_ARCHITECTURE and model.entry is not None and not has_facts(model):
         return not_on_disk(model.entry)
     return plan_refused(error)
-
-
-def _too_large(entry: CatalogEntry, plan: pb.PlanModelResponse) -> RequestError:
-    """A download that would bring what cannot run here: the verdict's sentence, what would help, and the figures."""
-    needed = plan.requirement
-    sentences = [f"{entry.display_name} would not run here.", plan.assessment.reason, *plan.assessment.help]
-    figures: dict[str, object] = {
-        "catalog_id": entry.catalog_id,
-        "verdict_reason": plan.assessment.reason_code,
-        "low_bytes": needed.total.low_bytes,
-        "expected_bytes": needed.total.expected_bytes,
-        "high_bytes": needed.total.high_bytes,
-        "ceiling_bytes": plan.capacity.total.effective_bytes,
-        "file_bytes": entry.file_bytes,
-    }
-    return failed_precondition(MODEL_WONT_RUN, " ".join(sentences), figures)
 
 
 def _of_use(snapshot: Snapshot, use: int, ids: Sequence[str]) -> Sequence[str]:

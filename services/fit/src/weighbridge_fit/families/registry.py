@@ -34,4 +34,5 @@ def family_of(engine: Engine, model: Model, workload: str = "") -> Family | None
     if named:
         # An engine of one kind alone is asked in any case: it says itself what it does not do.
         return next((family for family in families if family.workload_name == named), next(iter(families), None))
-    return next((family for family in families if family.recognises(model)), next(iter(families), None))
+    # Nobody's model is most likely a chat model that says too little: it is the last family that tells what is missing.
+    return next((family for family in families if family.recognises(model)), next(reversed(families), None))
