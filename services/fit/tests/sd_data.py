@@ -51,9 +51,10 @@ def tables() -> dict[str, list[tuple[str, tuple[int, ...], str]]]:
 
 
 def stored(name: str, shape: tuple[int, ...], file_type: str) -> TensorFact:
-    """A tensor as the measured files store it: rows that do not fill a block of a quantised file are F16 there."""
+    """A tensor as the measured files store it: what does not fill a block of a quantised file is F16 there, and so are
+    SD3's positions."""
     elements, size = BLOCK[file_type]
-    if len(shape) < 2 or shape[-1] % elements:
+    if len(shape) < 2 or shape[-1] % elements or (elements > 1 and name.endswith("pos_embed")):
         file_type, elements, size = "F16", 1, 2
     count = prod(shape)
     return TensorFact(name, file_type, shape, count, count // elements * size)

@@ -79,13 +79,15 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
-    """One component. Without `weights` nothing but its size and perhaps its quantisation is known."""
+    """One component. Without `weights` nothing but its size and perhaps its quantisation is known. `separate`: from a
+    file of its own, not from the model's; `borrowed`: from the file of another role."""
 
     component: str
     weights: tuple[Weight, ...]
     file_bytes: int
     quantization: str = ""
     separate: bool = False
+    borrowed: bool = False
 
     @property
     def tensor_bytes(self) -> int:
@@ -96,11 +98,11 @@ class LoadedPart:
 def parts_of(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
     """Every part that the engine would load, in the order in which it loads them: the diffusion model first.
 
-    A tiny autoencoder takes the place of the full one. Parts of a catalogue model that are not on disk come from its
-    entry, with sizes alone where no facts are pinned.
+    A part's own file replaces what a checkpoint has of it; a tiny autoencoder takes the place of the full one. Parts of
+    a catalogue model that are not on disk come from its entry, with sizes alone where no facts are pinned.
     """
     found: dict[str, LoadedPart] = {}
-    for part in (*_main(model, architecture), *_companions(model, architecture), *_entry(model)):
+    for part in (*_companions(model, architecture), *_main(model, architecture), *_entry(model)):
         found.setdefault(part.component, part)
     if Component.TAESD in found:
         found.pop(Component.VAE, None)
@@ -171,7 +173,8 @@ def _companions(model: Model, architecture: str) -> list[LoadedPart]:
     for role, facts in sorted(model.companions.items()):
         if role in _PREFIX:
             made += _from_file(role, Same(facts), architecture)
-    return made
+    # What a role's own file holds comes before what another role's file has of it.
+    return sorted(made, key=lambda part: part.borrowed)
 
 
 @lru_cache(maxsize=16)
@@ -183,7 +186,7 @@ def _from_file(role: str, given: Same[WeightFacts], architecture: str) -> tuple[
     vision = tuple(weight for weight in weights if _home(weight, role) != role)
     if vision and architecture.startswith("qwen"):
         size = sum(weight.fact.bytes for weight in vision)
-        made.append(LoadedPart(Component.LLM_VISION, vision, size, separate=True))
+        made.append(LoadedPart(Component.LLM_VISION, vision, size, separate=True, borrowed=True))
     return tuple(made)
 
 
