@@ -9,10 +9,11 @@ from the strict one.
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from operator import sub
-from typing import Any
+from typing import Any, NamedTuple
 
 from weighbridge_fit.bounded_json import JsonObject, loads_pairs
 from weighbridge_fit.errors import WeightError, WeightReason, shown
@@ -52,33 +53,56 @@ _METADATA = re.compile(rb'"__metadata__":(\{(?:' + _PAIR + rb"(?:," + _PAIR + rb
 Layout = tuple[str, tuple[int, ...], int, int]
 
 
-@dataclass(frozen=True)
-class Header:
-    """A checked header: columns of equal length, and the few kinds (layout as written, bytes) that tensors are of."""
+class Entries(NamedTuple):
+    """Checked entries: columns of equal length, and the few kinds (layout as written, bytes) that tensors are of."""
 
-    header_bytes: int
     raw_names: list[bytes]
     written: list[Any]
+    begins: list[int]
+    ends: list[int]
     sizes: list[int]
     counts: Counter[tuple[Any, int]]
     layouts: dict[tuple[Any, int], Layout]
     metadata: dict[str, str]
 
+    def tensors(self) -> tuple[TensorFact, ...]:
+        """The tensors in file order. Names are decoded here: totals do without."""
+        kinds = zip(self.written, self.sizes, strict=True)
+        columns = zip(*map(self.layouts.__getitem__, kinds), strict=True)
+        names = [name.decode("utf-8") for name in self.raw_names]
+        return tuple(map(TensorFact._make, zip(names, *columns, strict=True)))
+
+    def kinds(self) -> Iterator[tuple[str, int, int, int]]:
+        """Kinds of tensors: dtype, how many there are, elements and bytes of each."""
+        for kind, count in self.counts.items():
+            dtype, _, elements, size = self.layouts[kind]
+            yield dtype, count, elements, size
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header of a file."""
+
+    header_bytes: int
+    entries: Entries
+
     @property
-    def names(self) -> list[str]:
-        """The tensors' names in file order. Decoded when asked for: totals do without."""
-        return [name.decode("utf-8") for name in self.raw_names]
+    def tensor_count(self) -> int:
+        """How many tensors it describes."""
+        return len(self.entries.raw_names)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The short ones of the metadata's values."""
+        return self.entries.metadata
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors in file order."""
-        kinds = zip(self.written, self.sizes, strict=True)
-        columns = zip(*map(self.layouts.__getitem__, kinds), strict=True)
-        return tuple(map(TensorFact._make, zip(self.names, *columns, strict=True)))
+        return self.entries.tensors()
 
     def precisions(self) -> tuple[PrecisionTotal, ...]:
         """Totals per dtype, from the kinds of tensors rather than from each tensor."""
-        found = ((self.layouts[kind], count) for kind, count in self.counts.items())
-        return precision_totals((layout[0], count, layout[2], layout[3]) for layout, count in found)
+        return precision_totals(self.entries.kinds())
 
 
 def parse(header: bytes, data_bytes: int) -> Header:
@@ -87,32 +111,37 @@ def parse(header: bytes, data_bytes: int) -> Header:
     Raises HEADER_INVALID, DUPLICATE_KEY, BAD_SHAPE, BAD_OFFSETS, SIZE_MISMATCH, TOO_DEEP or PARSE_BUDGET; offsets in
     errors are file offsets.
     """
-    fast = _fast_columns(header)
-    if fast is not None:
-        try:
-            return _checked(header, fast, data_bytes)
-        except WeightError:
-            pass  # What is wrong is for the strict path to say: both must say the same.
     try:
-        columns = _strict_columns(header)
+        entries = entries_of(header)
     except WeightError as error:
         offset = None if error.offset is None else error.offset + PREFIX_BYTES
         raise WeightError(error.reason, error.message, offset=offset) from error
-    return _checked(header, columns, data_bytes)
+    _check_tiling(entries, data_bytes, PREFIX_BYTES + len(header))
+    return Header(len(header), entries)
 
 
-def _checked(header: bytes, columns: "Columns", data_bytes: int) -> Header:
-    """The header of these columns. Raises what `parse` raises, offsets in the file."""
+def entries_of(header: bytes) -> Entries:
+    """The entries of a header, or of a part of one that is a JSON object itself; where in the file their data lies is
+    not looked at. Offsets in errors count from the header's start."""
+    fast = _fast_columns(header)
+    if fast is not None:
+        try:
+            return _entries(fast)
+        except WeightError:
+            pass  # What is wrong is for the strict path to say: both must say the same.
+    return _entries(_strict_columns(header))
+
+
+def _entries(columns: "Columns") -> Entries:
     names, layouts, begins, ends, metadata = columns
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
         raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {shown(twice)} twice")
     sizes = list(map(sub, ends, begins))
-    _check_tiling(names, begins, ends, sizes, data_bytes, PREFIX_BYTES + len(header))
     # Thousands of tensors are of a dozen kinds; each kind is checked once.
     counts = Counter(zip(layouts, sizes, strict=True))
     checked = {kind: _checked_size(*kind) for kind in counts}
-    return Header(len(header), names, layouts, sizes, counts, checked, metadata)
+    return Entries(names, layouts, begins, ends, sizes, counts, checked, metadata)
 
 
 # names (valid UTF-8), layouts (dtype and shape, or canonical JSON of them), begins, ends, metadata
@@ -185,6 +214,8 @@ def _strict_columns(header: bytes) -> Columns:
 
 
 def _checked_metadata(pairs: Any) -> dict[str, str]:
+    if pairs is None:  # What MLX writes where it was given none, as in every adapter; the official reader takes it.
+        return {}
     if not isinstance(pairs, JsonObject) or not all(isinstance(value, str) for _, value in pairs):
         raise WeightError(WeightReason.HEADER_INVALID, "the metadata section is not a map of strings")
     metadata = dict(pairs)
@@ -224,10 +255,9 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _check_tiling(
-    names: list[bytes], begins: list[int], ends: list[int], sizes: list[int], data_bytes: int, data_start: int
-) -> None:
+def _check_tiling(entries: Entries, data_bytes: int, data_start: int) -> None:
     """The tensors must cover the data section once each: a gap hides bytes, an overlap counts them twice."""
+    names, _, begins, ends, sizes, *_ = entries
     starts, stops = set(begins), set(ends)
     if len(starts) == len(stops) == len(names) > 0 and min(sizes) > 0 and starts ^ stops == {0, data_bytes}:
         return  # Every tensor has bytes, and each end but the last is exactly one other's begin.
