@@ -148,6 +148,37 @@ def test_quantised_caches_equal_the_law(models: dict[str, Path], bits: int) -> N
     assert sum(cache.nbytes for cache in caches) == expected
 
 
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("keys", [["self_attn.q_proj", "self_attn.v_proj"], None])
+def test_a_mounted_adapter_holds_what_the_plan_says(
+    models: dict[str, Path], tmp_path: Path, dora: bool, keys: list[str] | None
+) -> None:
+    """Written by mlx-lm, weighed from its folder, mounted by mlx-lm: the model holds its factors more, and the DoRA
+    target its row norms."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+    from mlx_lm.utils import load_model
+
+    parameters = {"rank": 4, "scale": 20.0, "dropout": 0.0, **({"keys": keys} if keys else {})}
+    model, _ = load_model(models["qwen3"])
+    linear_to_lora_layers(model, 4, parameters, use_dora=dora)
+    ends = (".lora_a", ".lora_b", ".m")
+    mine = {name: value for name, value in tree_flatten(model.parameters()) if name.endswith(ends)}
+    mx.save_safetensors(str(tmp_path / "adapters.safetensors"), mine)
+    kind = {"fine_tune_type": "dora" if dora else "lora", "num_layers": 4, "lora_parameters": parameters}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(kind))
+
+    model, _ = load_model(models["qwen3"])
+    plain = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    load_adapters(model, str(tmp_path))
+    held = sum(value.nbytes for _, value in tree_flatten(model.parameters())) - plain
+    companions = {"adapter:a": facts_of(tmp_path)}
+    made = plan(facts_of(models["qwen3"]), MlxRequest(adapters=("a",)), ComputeDevice.CPU, companions)
+    lines = {line.component: line.bytes for line in made.requirement.lines}
+    assert lines["adapter a"].expected == held
+    assert ("adapter_matrix" in lines) is dora
+
+
 def test_growth_equals_the_real_cache_on_random_chunks() -> None:
     from mlx_lm.models.cache import KVCache
 
@@ -158,6 +189,37 @@ def test_growth_equals_the_real_cache_on_random_chunks() -> None:
         for chunk in chunks:
             cache.update_and_fetch(mx.zeros((1, 1, chunk, 1)), mx.zeros((1, 1, chunk, 1)))
         assert cache_growth.capacity_after(chunks) == cache.keys.shape[2], chunks
+
+
+def test_window_growth_equals_the_real_cache_on_random_chunks() -> None:
+    from mlx_lm.models.cache import RotatingKVCache
+
+    chance = random.Random(20261130)
+    for _ in range(100):
+        window = chance.choice([8, 100, 256, 300, 700])
+        chunks = [chance.choice([1, 1, 2, chance.randint(1, 700)]) for _ in range(chance.randint(1, 12))]
+        cache, held = RotatingKVCache(max_size=window), []
+        for chunk in chunks:
+            cache.update_and_fetch(mx.zeros((1, 1, chunk, 1)), mx.zeros((1, 1, chunk, 1)))
+            held.append(cache.keys.shape[2])
+        assert cache_growth.window_slots_after(chunks, window) == held, (window, chunks)
+
+
+@pytest.mark.parametrize("paddings", [[0], [3, 0, 7], [0, 0, 0, 0]])
+def test_a_batch_holds_rows_as_wide_as_its_longest(paddings: list[int]) -> None:
+    """Left padding takes slots like tokens: every row is as wide as the longest, and grows with it."""
+    from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache
+
+    chance, rows = random.Random(20261130), len(paddings)
+    for _ in range(20):
+        chunks = [chance.randint(8, 600), *[1] * chance.randint(0, 300)]
+        growing, rotating = BatchKVCache(paddings), BatchRotatingKVCache(300, paddings)
+        for chunk in chunks:
+            for cache in (growing, rotating):
+                cache.update_and_fetch(mx.zeros((rows, 2, chunk, 4)), mx.zeros((rows, 2, chunk, 4)))
+        row = 2 * 2 * 4 * 4
+        assert growing.nbytes == rows * cache_growth.capacity_after(chunks) * row
+        assert rotating.nbytes == rows * cache_growth.window_slots_after(chunks, 300)[-1] * row
 
 
 def test_keys_and_values_take_the_width_that_the_weights_promote_to(models: dict[str, Path], tmp_path: Path) -> None:

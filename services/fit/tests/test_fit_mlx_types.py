@@ -1,5 +1,6 @@
-"""Every model type that the MLX plan prices, made tiny and random by mlx-lm itself: its weights and its caches hold what
-the plan says, to the byte."""
+"""Every model type that the MLX plan prices, made tiny and random by mlx-lm itself.
+
+Its weights and its caches hold what the plan says, to the byte."""
 
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.describe import describe
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.laws import cache_growth, mlx_caches
+from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx.architectures import ARCHITECTURES, keeps_windows
 from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.plans.mlx.plan import plan
@@ -20,6 +22,7 @@ pytest.importorskip("mlx_lm")
 pytestmark = pytest.mark.mlx
 
 WINDOW = 48
+KV_GROUP = 32
 DENSE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -137,8 +140,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "seed_oss": of("seed_oss", WIDE_HEADS),
     "smollm3": of("smollm3", DENSE),
     "cohere": of("cohere", DENSE),
-    "cohere2": of("cohere2", {**DENSE, "head_dim": 16}, sliding_window=WINDOW, sliding_window_pattern=2, layer_norm_bias=False,
-                  logit_scale=1.0),
+    "cohere2": of("cohere2", {**DENSE, "head_dim": 16}, sliding_window=WINDOW, sliding_window_pattern=2,
+                  layer_norm_bias=False, logit_scale=1.0),
     "gpt_oss": of("gpt_oss", WINDOWED, num_local_experts=4, num_experts_per_tok=2),
     "laguna": of("laguna", {**WINDOWED, **EXPERTS}, shared_expert_intermediate_size=32,
                  num_attention_heads_per_layer=[4, 2, 4, 2]),
@@ -184,15 +187,18 @@ class Tiny:
         (folder / "config.json").write_text(json.dumps(config))
         self.facts: WeightFacts = describe(folder, lambda file: file if file.exists() else None)
 
-    def peak_and_held(self, prompt: int, step: int, answer: int) -> tuple[int, int]:
-        """The most that the caches held after a chunk of the prompt, and what they hold after the answer."""
+    def peak_and_held(self, prompt: int, step: int, kv_bits: int | None = None) -> tuple[int, int]:
+        """The most that the caches held after a chunk of the prompt, and what they hold once it is read. As
+        `generate_step` reads it: its last token alone, quantising after each chunk."""
+        from mlx_lm.generate import maybe_quantize_kv_cache
         from mlx_lm.models.cache import make_prompt_cache
 
         caches = make_prompt_cache(self.model)
         chunks = [min(step, prompt - 1 - done) for done in range(0, prompt - 1, step)]
         most = 0
-        for chunk in [*chunks, *[1] * (answer + 1)]:
+        for chunk in [*chunks, 1]:
             self.model(mx.zeros((1, chunk), mx.int32), cache=caches)
+            maybe_quantize_kv_cache(caches, 0, KV_GROUP, kv_bits)
             mx.eval([cache.state for cache in caches])
             if chunk > 1:
                 most = max(most, sum(cache.nbytes for cache in caches))
@@ -212,7 +218,7 @@ def test_every_priced_type_is_tried() -> None:
 def test_weights_and_caches_are_what_the_plan_says(tiny: Tiny, prompt: int, step: int) -> None:
     made = plan(tiny.facts, MlxRequest(context_tokens=prompt, prefill_step_tokens=step), ComputeDevice.CPU)
     assert made.weight_bytes == tiny.weight_bytes
-    most, held = tiny.peak_and_held(prompt, step, answer=0)
+    most, held = tiny.peak_and_held(prompt, step)
     lines = {line.component: line.bytes for line in made.requirement.lines}
     resident = ("kv_cache", "kv_window", "recurrent_state")
     assert sum(lines[name].expected for name in resident if name in lines) == held
@@ -223,3 +229,19 @@ def test_weights_and_caches_are_what_the_plan_says(tiny: Tiny, prompt: int, step
     assert most <= reading + law.window_spare_bytes(prompt, step)
     if "window_spare" in lines:
         assert most == reading + lines["window_spare"].high
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_caches_are_what_the_plan_says_or_are_refused(tiny: Tiny, bits: int) -> None:
+    asked = MlxRequest(context_tokens=130, prefill_step_tokens=33, kv_bits=bits, kv_group_size=KV_GROUP)
+    try:
+        made = plan(tiny.facts, asked, ComputeDevice.CPU)
+    except PlanError as refused:
+        # Windows and latent rows cannot be quantised at all, and heads of 16 not in groups of 32: mlx-lm raises too.
+        assert refused.field in ("options.mlx.kv_bits", "options.mlx.kv_group_size")
+        with pytest.raises((NotImplementedError, ValueError, TypeError, AttributeError)):
+            tiny.peak_and_held(130, 33, bits)
+        return
+    lines = {line.component: line.bytes for line in made.requirement.lines}
+    resident = ("kv_cache", "recurrent_state")
+    assert sum(lines[name].expected for name in resident if name in lines) == tiny.peak_and_held(130, 33, bits)[1]

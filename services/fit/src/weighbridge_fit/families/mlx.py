@@ -86,12 +86,17 @@ class MlxFamily:
         """Other options under which it runs, and how much each saves at most."""
         shape, high = _shape(made), made.requirement.total.high
         tried: list[tuple[MlxRequest, str]] = []
+        # What changes no answer comes first.
+        for tokens in _SMALLER_CHUNKS:
+            if tokens < shape.prefill_step_tokens:
+                smaller = replace(request, prefill_step_tokens=tokens)
+                tried.append((smaller, f"Reading prompts in chunks of {tokens} tokens (prefill_step_tokens={tokens})"))
         if not shape.kv_bits:
             tried.append((replace(request, kv_bits=8), "Keys and values in 8 bits (kv_bits=8)"))
-        for chunk in _SMALLER_CHUNKS:
-            if chunk < shape.prefill_step_tokens:
-                smaller = replace(request, prefill_step_tokens=chunk)
-                tried.append((smaller, f"Reading prompts in chunks of {chunk} tokens (prefill_step_tokens={chunk})"))
+            # Quantised keys are read without a fused kernel, so that scores of whole chunks take back what is saved.
+            both = replace(request, kv_bits=8, prefill_step_tokens=min(_SMALLER_CHUNKS))
+            chunk = f"prefill_step_tokens={min(_SMALLER_CHUNKS)}"
+            tried.append((both, f"Keys and values in 8 bits, read in small chunks (kv_bits=8, {chunk}),"))
         for other, what in tried:
             try:
                 needed = self.plan(model, other, capacity).requirement

@@ -50,14 +50,15 @@ def score_bytes(
     factors: WorkspaceFactors,
     head_size: int = 0,
     *,
-    packed: bool = False,
+    unfused: bool = False,
 ) -> float:
     """Attention scores of one layer: heads x chunk x keys, unless a fused kernel for this head size keeps them on
     chip.
 
-    `head_size` 0: the geometry's. `packed`: keys and values are quantised, and no fused kernel reads them.
+    `head_size` 0: the geometry's. `unfused`: no kernel is used at all, because keys and values are quantised or the
+    model attends by hand.
     """
-    if not packed and (head_size or geometry.head_size) in factors.fused_head_sizes:
+    if not unfused and (head_size or geometry.head_size) in factors.fused_head_sizes:
         return 0.0
     return geometry.attention_heads * chunk * keys * geometry.activation_bytes * factors.score_copies
 

@@ -16,11 +16,13 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 class Architecture:
     """How mlx-lm treats a model_type.
 
-    `windows`: its sliding layers get caches of their window; otherwise they hold the whole context. `launched`: the MLX
+    `windows`: its sliding layers get caches of their window; otherwise they hold the whole context. `fused`: it attends
+    through MLX's kernel, which reads quantised caches too; otherwise by hand, with all scores. `launched`: the MLX
     engine of this version runs it, so that a plan is a launch.
     """
 
     windows: bool = False
+    fused: bool = True
     launched: bool = False
 
 
@@ -50,7 +52,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral3": _WHOLE,
     "mixtral": _WHOLE,
     "gemma": _WHOLE,
-    "gemma2": _WHOLE,
+    # Caps its scores between two products of its own.
+    "gemma2": Architecture(fused=False),
     "gemma3": _WINDOWS,
     "gemma3_text": _WINDOWS,
     "gemma4": _WINDOWS,
@@ -82,6 +85,12 @@ def architecture_of(geometry: ModelGeometry) -> Architecture | None:
     if not geometry.layers or not _PRICED_KINDS.issuperset(geometry.layers):
         return None
     return ARCHITECTURES.get(geometry.model_type)
+
+
+def attends_fused(geometry: ModelGeometry) -> bool:
+    """Whether attention goes through MLX's kernel."""
+    found = architecture_of(geometry)
+    return found is not None and found.fused
 
 
 def keeps_windows(geometry: ModelGeometry) -> bool:

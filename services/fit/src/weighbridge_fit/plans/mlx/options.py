@@ -6,7 +6,7 @@ from weighbridge_fit.calibration import Calibration, ComputeDevice
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import mlx_caches
 from weighbridge_fit.plans.errors import PlanError
-from weighbridge_fit.plans.mlx.architectures import keeps_windows
+from weighbridge_fit.plans.mlx.architectures import attends_fused, keeps_windows
 
 DEFAULT_CONTEXT_TOKENS = 4096
 # Beyond what any published model claims.
@@ -234,8 +234,11 @@ def _kv_quantization(request: MlxRequest, geometry: ModelGeometry) -> tuple[int,
     if request.kv_bits not in KV_BITS:
         message = f"Keys and values can be stored in 2, 4 or 8 bits, {request.kv_bits} were asked for."
         raise PlanError("INVALID_OPTION", "options.mlx.kv_bits", message)
-    if not mlx_caches.quantisable(geometry, keeps_windows(geometry)):
-        message = "mlx-lm cannot quantise this model's caches: some are of a sliding window or of latent attention."
+    if not (mlx_caches.quantisable(geometry, keeps_windows(geometry)) and attends_fused(geometry)):
+        message = (
+            "mlx-lm cannot quantise this model's caches: some are of a sliding window or of latent attention, or it "
+            "attends without MLX's kernel."
+        )
         raise PlanError("INVALID_OPTION", "options.mlx.kv_bits", message)
     group_size = DEFAULT_KV_GROUP_SIZE if request.kv_group_size is None else request.kv_group_size
     sizes = mlx_caches.head_sizes(geometry)

@@ -9,7 +9,7 @@ from weighbridge_fit.laws import cache_growth, mlx_caches, mlx_trellis, workspac
 from weighbridge_fit.laws.mlx_caches import Caches
 from weighbridge_fit.laws.mlx_trellis import TrellisMatrix
 from weighbridge_fit.lines import Line, Phase, Range, Source
-from weighbridge_fit.plans.mlx.architectures import keeps_windows
+from weighbridge_fit.plans.mlx.architectures import attends_fused, keeps_windows
 from weighbridge_fit.plans.mlx.options import MlxShape
 
 ALLOCATOR_CACHE = "allocator_cache"
@@ -96,7 +96,7 @@ def _prefill_lines(model: Loaded, shape: MlxShape, calibration: Calibration) -> 
     geometry, context = model.geometry, shape.context_tokens
     chunk, windows = min(shape.prefill_step_tokens, context), keeps_windows(geometry)
     held = caches_of(geometry, shape)
-    packed = bool(shape.kv_bits)
+    unfused = bool(shape.kv_bits) or not attends_fused(geometry)
     attended = mlx_caches.attended(geometry, windows, context, chunk)
 
     def line(component: str, law: Callable[[WorkspaceFactors], float], figure: str, basis: str) -> Line:
@@ -104,11 +104,11 @@ def _prefill_lines(model: Loaded, shape: MlxShape, calibration: Calibration) -> 
 
     def scores(factors: WorkspaceFactors) -> float:
         return max(
-            (workspace.score_bytes(geometry, chunk, keys, factors, head, packed=packed) for head, keys in attended),
+            (workspace.score_bytes(geometry, chunk, keys, factors, head, unfused=unfused) for head, keys in attended),
             default=0.0,
         )
 
-    why = "keys and values are quantised" if packed else "no fused kernel for this head size"
+    why = "keys and values are quantised" if shape.kv_bits else "no fused kernel for this head size or model"
     heads = " and ".join(str(head) for head in sorted({head for head, _ in attended})) or "-"
     lines = [
         line(
