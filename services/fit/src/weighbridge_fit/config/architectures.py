@@ -119,6 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm_moe_dsa": _indexed,
     "longcat_flash": Architecture(attention.twice_latent),
     "deepseek_v4": Architecture(attention.compressed, {"head_dim": 512, "sliding_window": 128}),
+    "whisper": Architecture(attention.transcriber, {"max_source_positions": 1500, "max_target_positions": 448}),
     "falcon": Architecture(_one_kv_head),
     "gpt_bigcode": Architecture(_one_kv_head),
     "dbrx": Architecture(_nested_heads),

@@ -194,3 +194,23 @@ def encoder(fields: Fields, base: ModelGeometry) -> ModelGeometry:
     """Embedding and ranking models: every token at once, nothing kept."""
     count = fields.layer_count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     return replace(base, layers=(LayerKind.MEMORYLESS,) * count)
+
+
+def transcriber(fields: Fields, base: ModelGeometry) -> ModelGeometry:
+    """Whisper: each decoder layer attends to its own past and to the encoder's frames. Two layers for each, because
+    they remember apart."""
+    heads = fields.first("decoder_attention_heads")
+    size = base.hidden_size // heads
+    cross = LayerMeasure(
+        kv_heads=heads, key_size=size, value_size=size, window_tokens=fields.first("max_source_positions")
+    )
+    count = fields.layer_count("decoder_layers")
+    return replace(
+        base,
+        attention_heads=heads,
+        kv_heads=heads,
+        head_size=size,
+        layers=(FULL, LayerKind.CROSS_ATTENTION) * count,
+        measures=(LayerMeasure(), cross) * count,
+        max_context_tokens=fields.optional("max_target_positions"),
+    )
