@@ -174,6 +174,24 @@ class Suite:
         request = fit_service_pb2.GetModelRequest(catalog_id=catalog_id)
         return await self._call("fit", lambda: self.fit.GetModel(request, timeout=CALL_TIMEOUT_S))
 
+    async def list_models(
+        self, use: "fit_service_pb2.ModelUse.ValueType" = fit_service_pb2.MODEL_USE_UNSPECIFIED
+    ) -> fit_service_pb2.ListModelsResponse:
+        """The catalogue: every page in one response."""
+
+        def page(token: str) -> Awaitable[fit_service_pb2.ListModelsResponse]:
+            request = fit_service_pb2.ListModelsRequest(use=use, page_token=token)
+            return self.fit.ListModels(request, timeout=CALL_TIMEOUT_S)
+
+        whole = await self._call("fit", partial(page, ""))
+        token = whole.next_page_token
+        while token:
+            more = await self._call("fit", partial(page, token))
+            whole.models.extend(more.models)
+            token = more.next_page_token
+        whole.next_page_token = ""
+        return whole
+
     async def check_pull(
         self, catalog_id: str, machine: machine_pb2.Machine | None = None
     ) -> fit_service_pb2.CheckPullResponse:

@@ -15,6 +15,7 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.client import Suite
 from weighbridge.failures import CallError
+from weighbridge.models import model_named
 from weighbridge.sizes import format_size
 from weighbridge.supervision.lock import is_supervised
 from weighbridge.supervision.services import ENGINE_KINDS, is_installed
@@ -152,6 +153,35 @@ def check_machine(capacity: machine_pb2.Capacity) -> list[Check]:
     return [Check("machine", State.OK, detail), *(Check("machine", State.OK, note) for note in capacity.notes)]
 
 
+FACTS_DISAGREE = "FACTS_DISAGREE"
+"""Code of the note that a plan has where files on disk are not those that their manifest describes."""
+
+
+async def check_catalogue(suite: Suite) -> list[Check]:
+    """The catalogue, and whether its models that are here are those that their manifests describe.
+
+    Raises CallError when fit cannot be asked.
+    """
+    listed = await suite.list_models()
+    here = [model for model in listed.models if model.on_disk]
+    checks = [Check("catalogue", State.OK, f"{len(listed.models)} models, {len(here)} of them here")]
+    checks += [Check("catalogue", State.BROKEN, note, "correct or remove the manifest") for note in listed.notes]
+    for model in here:
+        name = f"model {model.catalog_id}"
+        try:
+            plan = await suite.plan_model(model_named(model.catalog_id))
+        except CallError as failed:
+            checks.append(Check(name, State.BROKEN, failed.failure.message, f"weighbridge pull {model.catalog_id}"))
+            continue
+        wrong = next((note.message for note in plan.notes if note.code == FACTS_DISAGREE), "")
+        if wrong:
+            checks.append(Check(name, State.BROKEN, wrong, f"weighbridge pull {model.catalog_id}"))
+        else:
+            pinned = "as its manifest says" if model.HasField("facts") else "its manifest pins no facts"
+            checks.append(Check(name, State.OK, f"here, {pinned}"))
+    return checks
+
+
 async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
     """Look at everything. Starts and changes nothing."""
     folder = targets.run_dir(environ)
@@ -177,4 +207,8 @@ async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
         checks += check_machine((await suite.capacity()).capacity)
     except CallError:
         checks.append(Check("machine", State.ABSENT, "known once the ledger runs"))
+    try:
+        checks += await check_catalogue(suite)
+    except CallError:
+        checks.append(Check("catalogue", State.ABSENT, "known once fit runs"))
     return checks

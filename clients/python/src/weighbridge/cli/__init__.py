@@ -5,7 +5,7 @@ What the commands share is in running, output and arguments.
 
 import click
 
-from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, pull, up
+from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, pin, pull, up
 from weighbridge.version import __version__
 
 
@@ -24,6 +24,7 @@ for _command in (
     fit.facts,
     fit.fit,
     fits.fits,
+    pin.pin,
     pull.pull_command,
     ledger.capacity,
     ledger.leases,

@@ -12,7 +12,7 @@ from weighbridge.cli.running import CommandError, run_command
 from weighbridge.cli.standalone import own_suite
 from weighbridge.cli.tables import plain_table
 from weighbridge.client import Suite
-from weighbridge.diagnosis import Check, State, check_machine, diagnose, next_step
+from weighbridge.diagnosis import Check, State, check_catalogue, check_machine, diagnose, next_step
 from weighbridge.failures import CallError, ExitCode
 from weighbridge.reach import HEALTH_SERVICES
 from weighbridge.supervision.services import is_installed
@@ -31,7 +31,7 @@ def doctor(json_output: bool) -> None:
     async def body() -> ExitCode:
         async with Suite() as suite:
             checks = await diagnose(suite, os.environ)
-        checks = await _with_machine(checks)
+        checks = await _with_own_services(checks)
         step = next_step(checks)
         if json_output:
             print_json({"checks": [asdict(check) for check in checks], "next_step": step})
@@ -42,18 +42,23 @@ def doctor(json_output: bool) -> None:
     run_command("doctor", body, json_output=json_output, traced=False)
 
 
-async def _with_machine(checks: list[Check]) -> list[Check]:
-    """Let a ledger of this process's own read the machine, where none runs and the services are installed."""
-    unread = any(check.name == "machine" and check.state is State.ABSENT for check in checks)
-    meant = os.environ.get(targets.target_variable("ledger"))
+async def _with_own_services(checks: list[Check]) -> list[Check]:
+    """Let a ledger and a fit of this process's own look, where none runs and the services are installed."""
+    absent = {check.name for check in checks if check.state is State.ABSENT}
+    unread = absent & {"machine", "catalogue"}
+    meant = os.environ.get(targets.target_variable("ledger")) or os.environ.get(targets.target_variable("fit"))
     if not unread or meant or not (is_installed("weighbridge_fit") and is_installed("weighbridge_ledger")):
         return checks
-    others = [check for check in checks if check.name != "machine"]
+    others = [check for check in checks if check.name not in unread]
     try:
         async with own_suite() as suite:
-            return [*others, *check_machine((await suite.capacity()).capacity)]
+            if "machine" in unread:
+                others += check_machine((await suite.capacity()).capacity)
+            if "catalogue" in unread:
+                others += await check_catalogue(suite)
     except (CommandError, CallError) as failed:
         return [*others, Check("machine", State.BROKEN, str(failed), "correct what is said of the machine")]
+    return others
 
 
 def _print(checks: list[Check], step: str) -> None:

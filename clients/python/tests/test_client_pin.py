@@ -1,0 +1,200 @@
+"""Facts written into a manifest price a model as its files do, and doctor notices files that are others."""
+
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from weighbridge.cli import main
+from weighbridge.pinning import PinError, as_text, new_manifest, write_json
+from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
+
+pytest.importorskip("weighbridge_fit")
+pytest.importorskip("weighbridge_ledger")
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+MACHINE = ("--machine", "unified:16")
+
+
+def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]], padding: int = 0) -> Path:
+    header, at = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode() + b" " * padding  # as the format pads its header
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+    return path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def folders(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's catalogue, an empty folder of pulled models, and one model in a folder of its own."""
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "pulled").mkdir()
+    monkeypatch.setenv("WEIGHBRIDGE_FIT_CATALOG_FOLDER", str(tmp_path / "catalog"))
+    monkeypatch.setenv("WEIGHBRIDGE_FIT_PULL_FOLDER", str(tmp_path / "pulled"))
+    monkeypatch.setenv("WEIGHBRIDGE_LEDGER_MACHINE", "unified:16")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    safetensors(
+        model / "model.safetensors",
+        {
+            "model.embed_tokens.weight": ("BF16", [256, 64], 32_768),
+            "model.layers.0.mlp.up_proj.weight": ("BF16", [128, 64], 16_384),
+        },
+    )
+    return tmp_path
+
+
+def pin(folders: Path, *more: str) -> Result:
+    manifest = folders / "catalog" / "mine.json"
+    return run("pin", str(folders / "model"), "--into", str(manifest), "--repository", "me/mine", *more)
+
+
+def test_a_pinned_model_is_priced_like_its_files(folders: Path) -> None:
+    result = pin(folders, "--license", "MIT")
+    assert result.exit_code == 0, result.output
+    assert "2 tensors" in result.stderr
+    by_files = json.loads(run("fit", str(folders / "model"), *MACHINE, "--json").stdout)
+    by_manifest = json.loads(run("fit", "mine", *MACHINE, "--json").stdout)
+    for same in ("requirement", "assessment", "claim", "model_digest", "shape"):
+        assert by_manifest[same] == by_files[same], same
+    assert by_manifest["requirement"]["lines"][0]["expected_bytes"] == str(32_768 + 16_384)
+    (fit,) = json.loads(run("fits", "mine", *MACHINE, "--json").stdout)["fits"]
+    assert fit["priced_by_facts"] and not fit["on_disk"]
+
+
+def test_digests_are_those_of_the_files(folders: Path) -> None:
+    assert pin(folders, "--digests").exit_code == 0
+    (file,) = json.loads((folders / "catalog" / "mine.json").read_text())["files"]
+    assert file["sha256"] == hashlib.sha256((folders / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_what_stands_in_a_manifest_stays(folders: Path) -> None:
+    assert pin(folders).exit_code == 0
+    path = folders / "catalog" / "mine.json"
+    manifest = json.loads(path.read_text())
+    manifest["notes"], manifest["name"] = ["A note."], "Mine"
+    path.write_text(json.dumps(manifest))
+    assert pin(folders).exit_code == 0
+    again = json.loads(path.read_text())
+    assert (again["notes"], again["name"]) == (["A note."], "Mine")
+    assert len(path.read_text().splitlines()) > 20, "one tensor a line"
+    assert not list(path.parent.glob(".*"))
+
+
+def test_parts_of_an_image_model_are_pinned_one_by_one(folders: Path) -> None:
+    folder = folders / "image"
+    folder.mkdir()
+    main_file = safetensors(folder / "flux.safetensors", {"double_blocks.0.img_attn.qkv.weight": ("BF16", [8, 8], 128)})
+    vae = safetensors(folder / "ae.safetensors", {"decoder.conv_in.weight": ("F32", [4, 4, 3, 3], 576)})
+    span = {"min": 512, "max": 1024}
+    manifest = {
+        "format": "weighbridge.model/1", "id": "picture", "version": "1.0.0", "name": "P", "use": "image",
+        "engine": "sd", "license": "MIT", "weights_kind": "diffusion-model", "render": {"width_px": span, "height_px": span},
+        "files": [
+            {"path": file.name, "component": component, "size_bytes": file.stat().st_size, "url": f"https://x.example/{file.name}"}
+            for file, component in ((main_file, "diffusion_model"), (vae, "vae"))
+        ],
+    }  # fmt: skip
+    path = folders / "catalog" / "picture.json"
+    path.write_text(json.dumps(manifest))
+    result = run("pin", str(folder), "--into", str(path))
+    assert result.exit_code == 0, result.output
+    pinned = json.loads(path.read_text())
+    assert [file["facts"]["facts"]["tensor_bytes"] for file in pinned["files"]] == ["128", "576"]
+    assert "facts" not in pinned
+    listed = json.loads(run("fits", "picture", *MACHINE, "--json").stdout)
+    assert listed["fits"][0]["priced_by_facts"], listed
+
+
+def test_facts_without_a_manifest_are_printed(folders: Path) -> None:
+    printed = json.loads(run("pin", str(folders / "model")).stdout)
+    assert printed["version"] == 1
+    assert [tensor["bytes"] for tensor in printed["facts"]["tensors"]] == ["32768", "16384"]
+
+
+def test_doctor_notices_files_that_are_others(folders: Path) -> None:
+    assert pin(folders).exit_code == 0
+    here = folders / "pulled" / "mine"
+    shutil.copytree(folders / "model", here)
+
+    def check() -> dict[str, str]:
+        checks = json.loads(run("doctor", "--json").stdout)["checks"]
+        return next(entry for entry in checks if entry["name"] == "model mine")
+
+    assert (check()["state"], check()["detail"]) == ("ok", "here, as its manifest says")
+    # As large as before, with another precision: one letter less.
+    tensors = {
+        "model.embed_tokens.weight": ("F16", [256, 64], 32_768),
+        "model.layers.0.mlp.up_proj.weight": ("BF16", [128, 64], 16_384),
+    }
+    other = safetensors(here / "model.safetensors", tensors, padding=1)
+    assert other.stat().st_size == (folders / "model" / "model.safetensors").stat().st_size
+    assert check()["state"] == "broken"
+    assert check()["next_step"] == "weighbridge pull mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--repository", "a/b"), "add --into"),
+        (("--into", "catalog/x.txt", "--repository", "a/b"), "id and .json"),
+        (("--into", "catalog/new.json"), "--repository"),
+        (("--into", "catalog/broken.json"), "cannot be read"),
+        (("--into", "catalog/other.json"), "is no manifest"),
+    ],
+)
+def test_what_cannot_be_pinned_says_why(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(folders)
+    (folders / "catalog" / "broken.json").write_text("{")
+    (folders / "catalog" / "other.json").write_text("{}")
+    result = run("pin", "model", *arguments)
+    assert result.exit_code in (1, 2)
+    assert said in result.stderr
+    assert not (folders / "catalog" / "new.json").exists()
+
+
+def test_a_file_that_changed_is_not_pinned_into_an_old_manifest(folders: Path) -> None:
+    assert pin(folders).exit_code == 0
+    before = (folders / "catalog" / "mine.json").read_bytes()
+    with (folders / "model" / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+    result = pin(folders)
+    assert result.exit_code == 1
+    assert "not the same file" in result.stderr
+    assert (folders / "catalog" / "mine.json").read_bytes() == before
+
+
+def test_images_need_a_manifest_written_by_somebody() -> None:
+    facts = weights_pb2.WeightFacts(name="x")
+    with pytest.raises(PinError, match="Write it first"):
+        new_manifest("x", facts, plan_pb2.ENGINE_KIND_SD, repository="a/b", revision="", license_name="MIT")
+
+
+def test_a_document_survives_its_text(tmp_path: Path) -> None:
+    document = {"a": [1, {"tensors": [{"name": 'q"\\0'}, {"name": "b"}]}], "tensors": {"c": 1}, "d": {"tensors": []}}
+    assert json.loads(as_text(document)) == document
+    write_json(tmp_path / "x.json", document)
+    assert json.loads((tmp_path / "x.json").read_text()) == document
