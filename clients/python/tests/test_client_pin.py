@@ -110,7 +110,8 @@ def test_parts_of_an_image_model_are_pinned_one_by_one(folders: Path) -> None:
     span = {"min": 512, "max": 1024}
     manifest = {
         "format": "weighbridge.model/1", "id": "picture", "version": "1.0.0", "name": "P", "use": "image",
-        "engine": "sd", "license": "MIT", "weights_kind": "diffusion-model", "render": {"width_px": span, "height_px": span},
+        "engine": "sd", "license": "MIT", "weights_kind": "diffusion-model",
+        "render": {"width_px": span, "height_px": span},
         "files": [
             {"path": file.name, "component": component, "size_bytes": file.stat().st_size, "url": f"https://x.example/{file.name}"}
             for file, component in ((main_file, "diffusion_model"), (vae, "vae"))
