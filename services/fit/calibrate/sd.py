@@ -3,11 +3,12 @@
     python services/fit/calibrate/sd.py            writes the file
     python services/fit/calibrate/sd.py --check    compares, and exits 1 where they differ
 
-Input are `tests/data/sd/measurements.json.gz` (buffers and processes of an engine build) and `sizings.json.gz` beside it
-(graphs of the same engine, sized by its own allocator). The held-out section of the latter is never read here.
+Input are `tests/data/sd/measurements.json.gz` (buffers and processes of an engine build) and beside it
+`sizings.json.gz` (graphs of the same engine, sized by its own allocator). The latter's held-out section is never read
+here.
 
-Laws come from the engine's code (`laws.sd_shapes`, `laws.sd_buffers`); here their figures are found. Arithmetic is plain
-Python floats in a fixed order, rounded at the end, so no version of a numerical library can change a digit.
+Laws come from the engine's code (`laws.sd_shapes`, `laws.sd_buffers`); here their figures are found. Arithmetic is
+plain Python floats in a fixed order, rounded at the end, so no version of a numerical library can change a digit.
 """
 
 import gzip
@@ -15,11 +16,12 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from weighbridge_fit.laws.sd_buffers import MASK_STEP_TOKENS, position_bytes
+from weighbridge_fit.laws.sd_buffers import EXTENDED, MASK_STEP_TOKENS, attention_way, extended, position_bytes
 from weighbridge_fit.laws.sd_shapes import (
     ARCHITECTURES,
     CLIP_CHUNK,
@@ -37,24 +39,25 @@ HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data" / "sd"
 OUTPUT = HERE.parent / "src" / "weighbridge_fit" / "calibration" / "sd.json"
 
-MEASURED_NAMES = {"flux1dev": "flux1", "flux1schnell": "flux1", "flux2dev": "flux2", "qwenimage": "qwen_image"}
+MEASURED_NAMES = {"flux1dev": "flux1", "flux2dev": "flux2", "qwenimage": "qwen_image", "qwenedit": "qwen_image"}
 """Names of the measured rows that are another in the recogniser of architectures."""
+WITH_VISION = "qwenedit"
 ENCODER_ROW_ELEMENTS = {"clip": 3072, "clip_h": 4096, "clip_g": 5120, "t5": 10240}
 ENCODER_ROWS = {"flux2": 32768, "klein4b": 9728, "klein9b": 12288, "zimage": 9728, "qwen_image": 18944}
 """Inner widths of the text encoders, from their configs: the widest input of a product."""
 
 LARGE_PX = 512 * 512
-LEAST_TOKENS = 1024
+LEAST_TOKENS, SMALL_TOKENS = 1024, 256
 ATTENTION_CELL_PX = {Autoencoder.WAN22: 16}
 """Pixels along the side of what an autoencoder's middle attends to: 8, where nothing else is said."""
 KNOT_STEP, ROWS_PER_KNOT = 1.10, 5
 LOWERING, SWEEPS = 0.985, 1000
-MARGIN_LOW, MARGIN_HIGH = 0.95, 1.05
+MARGIN_LOW, MARGIN_HIGH, EXTENDED_MARGIN_HIGH = 0.95, 1.05, 1.10
 """Beyond the least and the largest measured, for sizes that nobody has measured."""
 
 Point = tuple[int, float]
-Diffusion = tuple[str, int, int, int, bool, int]
-"""Architecture, image tokens, text tokens, height x 65536 + width, flash attention, bytes."""
+Diffusion = tuple[str, int, int, int, int, bool, int]
+"""Architecture, image tokens, text tokens, frames, height x 65536 + width, flash attention, bytes."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,8 +86,8 @@ def document(measured: dict[str, Any], sized: dict[str, Any]) -> str:
         "engine": sized["engine"],
         "build": sized["build"],
         "date": sized["date"],
-        "comment": "Made by services/fit/calibrate/sd.py from services/fit/tests/data/sd; edit the rows, not this file. "
-        "Bytes. Knots: attention tokens, bytes per token. low and high: factors of what is expected.",
+        "comment": "Made by services/fit/calibrate/sd.py from the rows in services/fit/tests/data/sd: edit those, not "
+        "this file. Knots: attention tokens and bytes. low and high: factors of what is expected.",
         "diffusion": diffusion_laws(rows, sized["diffusion"]),
         "autoencoders": autoencoder_laws(sized["autoencoder"]),
         "encoders": encoder_laws(rows, sized["text"]),
@@ -109,7 +112,7 @@ def diffusion_laws(rows: Iterable[dict[str, Any]], sized: Iterable[list[Any]]) -
     for name, width, height, frames, text, pictures, flash, size in sized:
         shape = RenderShape(width, height, frames)
         tokens = image_tokens(name, shape) + sum(_tokens(name, wide, high) for wide, high in pictures)
-        found[name].append((name, tokens, text, height << 16 | width, bool(flash), size))
+        found[name].append((name, tokens, text, frames, height << 16 | width, bool(flash), size))
     return {name: _architecture_laws(name, found[name]) for name in sorted(found)}
 
 
@@ -125,8 +128,8 @@ def _from_measured(row: dict[str, Any]) -> Diffusion | None:
     shape = RenderShape(*size, frames, reference_images=(rounded(name, *size),) * pictures)
     width, height = rounded(name, *size)
     flash = any(flag in ("--fa", "--diffusion-fa") for flag in row["flags"])
-    tokens, text = image_tokens(name, shape), context_tokens(name, shape)
-    return name, tokens, text, height << 16 | width, flash, row["compute_bytes"]["diffusion"]
+    tokens, text = image_tokens(name, shape), context_tokens(name, shape, row["arch"] == WITH_VISION)
+    return name, tokens, text, frames, height << 16 | width, flash, row["compute_bytes"]["diffusion"]
 
 
 def _tokens(name: str, width: int, height: int) -> int:
@@ -137,46 +140,40 @@ def _tokens(name: str, width: int, height: int) -> int:
 def _architecture_laws(name: str, entries: list[Diffusion]) -> dict[str, Any]:
     row = ARCHITECTURES[name]
     groups: dict[str, list[Point]] = defaultdict(list)
-    long: list[tuple[bool, int, int, int]] = []
-    for _, images, text, size, flash, measured in sorted(set(entries)):
+    across: list[tuple[bool, int, int, int]] = []
+    for _, images, text, frames, size, flash, measured in sorted(set(entries)):
         if row.text is TextRule.CLIP and text > CLIP_CHUNK:
-            long.append((flash, images, text - CLIP_CHUNK, measured))
+            across.append((flash, images, text - CLIP_CHUNK, measured))
             continue
-        if row.position_rows and measured <= position_bytes(name, size & 0xFFFF, size >> 16, text):
+        # Where cropping SD3's positions is the larger, that row says nothing of the blocks, but for the least pictures.
+        positions = row.position_rows and measured <= position_bytes(name, size & 0xFFFF, size >> 16, text)
+        if positions and images >= SMALL_TOKENS:
             continue
         tokens = attention_tokens(name, images, text)
-        groups[_way(name, tokens, flash)].append((tokens, measured))
+        groups[attention_way(name, tokens, flash) + extended(name, text, frames)].append((tokens, measured))
     laws: dict[str, Any] = {}
     for way, points in sorted(groups.items()):
-        pair = {"plain": float(row.pair_bytes), "masked": 8.0, "masked_below": 0.5}.get(way, 0.0)
-        laws[way] = curve(points, pair)
-    laws.setdefault("flash", laws.get("masked"))
-    laws["text_pair_bytes"] = {
-        "plain": _text_pair(name, laws, (entry for entry in long if not entry[0])),
-        "flash": _text_pair(name, laws, (entry for entry in long if entry[0])),
-    }
+        pair = {"plain": float(row.pair_bytes), "masked": 8.0, "masked_below": 0.5}.get(way.removesuffix(EXTENDED), 0.0)
+        laws[way] = curve(points, pair, EXTENDED_MARGIN_HIGH if way.endswith(EXTENDED) else MARGIN_HIGH)
+    if row.text is TextRule.CLIP:
+        laws["text_token_bytes"] = {
+            "plain": _text_token(name, laws, (entry for entry in across if not entry[0])),
+            "flash": _text_token(name, laws, (entry for entry in across if entry[0])),
+        }
     return laws
 
 
-def _way(name: str, tokens: int, flash: bool) -> str:
-    if not flash:
-        return "plain"
-    if tokens % MASK_STEP_TOKENS:
-        return "masked"
-    return "masked_below" if ARCHITECTURES[name].unet and tokens // 4 % MASK_STEP_TOKENS else "flash"
-
-
-def _text_pair(name: str, laws: dict[str, Any], long: Iterable[tuple[bool, int, int, int]]) -> float:
-    """What a further text token costs per image token, where both meet in cross-attention: the largest seen."""
+def _text_token(name: str, laws: dict[str, Any], across: Iterable[tuple[bool, int, int, int]]) -> int:
+    """What a further text token costs where the picture attends across to the text: keys and values of one layer."""
     most = 0.0
-    for flash, images, beyond, measured in long:
+    for flash, images, beyond, measured in across:
         if images >= LEAST_TOKENS:
-            expected = bytes_at(laws[_way(name, images, flash)], images)
-            most = max(most, (measured - expected) / images / beyond)
-    return ceil(most * 100) / 100
+            expected = bytes_at(laws[attention_way(name, images, flash)], images)
+            most = max(most, (measured - expected) / beyond)
+    return ceil(most)
 
 
-def curve(points: Iterable[Point], pair_bytes: float) -> dict[str, Any]:
+def curve(points: Iterable[Point], pair_bytes: float, margin: float = MARGIN_HIGH) -> dict[str, Any]:
     """The lowest curve that no measured point is above, found by lowering a high one step by step."""
     spans: dict[int, list[float]] = defaultdict(list)
     for tokens, size in points:
@@ -191,7 +188,7 @@ def curve(points: Iterable[Point], pair_bytes: float) -> dict[str, Any]:
     }
     shares = [size / bytes_at(law, tokens) for tokens, sizes in sorted(spans.items()) for size in sizes]
     law["low"] = round(min(shares) * MARGIN_LOW, 3)
-    law["high"] = round(max(1.0, *shares) * MARGIN_HIGH, 3)
+    law["high"] = round(max(1.0, *shares) * margin, 3)
     return law
 
 
@@ -246,7 +243,7 @@ def bytes_at(law: dict[str, Any], tokens: int) -> float:
     knots, pair = law["knots"], law["pair_bytes"]
     if tokens <= knots[0][0]:
         return float(knots[0][1])
-    for (left, below), (right, above) in zip(knots, knots[1:], strict=False):
+    for (left, below), (right, above) in pairwise(knots):
         if tokens <= right:
             share = (tokens - left) / (right - left)
             return float(below + (above - below) * share - pair * (tokens - left) * (right - tokens))

@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A buffer over attention tokens: measured at knots, and between and beyond them a parabola whose curvature is known.
+    """A buffer over attention tokens: measured at knots, between and beyond them a parabola of known curvature.
 
     `pair_bytes` is that curvature: what one more pair of tokens costs in scores, or in a mask. So a law of the form
     a + b·n + c·n² is met exactly however far apart the knots are. Below the first knot the buffer stays what it is
@@ -67,18 +67,23 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class DiffusionLaw:
-    """The diffusion model's buffer of one architecture.
+    """The diffusion model's buffer of one architecture: a curve for each way that its attention can go.
 
     `plain` without flash attention. With it `flash`; `masked` if the tokens are no multiple of 256, because a mask of
-    all pairs is then made; `masked_below` if only a coarser level's are not. `text_pair_bytes`: what each further text
-    token costs per image token where the text is attended to across, without and with flash attention.
+    all pairs is then made; `masked_below` if only a coarser level's are not. Names that end with `_extended` are for
+    prompts of more than the usual length, or for videos, where that makes another graph. `text_token_bytes`: what each
+    further text token costs where the picture attends across to the text, without and with flash attention.
     """
 
-    plain: Curve
-    flash: Curve
-    masked: Curve
-    masked_below: Curve
-    text_pair_bytes: tuple[float, float]
+    curves: Mapping[str, Curve]
+    text_token_bytes: tuple[int, int]
+
+    def curve(self, way: str, extension: str) -> Curve:
+        """The curve of a way. An extended one that nobody measured is taken from the mask's, which is the larger."""
+        for name in (way + extension, "masked" + extension if way != "plain" else way, way, "masked"):
+            if name in self.curves:
+                return self.curves[name]
+        raise KeyError(way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +169,9 @@ def _curve(law: dict[str, Any]) -> Curve:
 
 
 def _diffusion(law: dict[str, Any]) -> DiffusionLaw:
-    return DiffusionLaw(
-        plain=_curve(law["plain"]),
-        flash=_curve(law["flash"]),
-        masked=_curve(law["masked"]),
-        masked_below=_curve(law.get("masked_below", law["masked"])),
-        text_pair_bytes=(law["text_pair_bytes"]["plain"], law["text_pair_bytes"]["flash"]),
-    )
+    text = law.get("text_token_bytes", {"plain": 0, "flash": 0})
+    curves = {name: _curve(row) for name, row in law.items() if name != "text_token_bytes"}
+    return DiffusionLaw(MappingProxyType(curves), (text["plain"], text["flash"]))
 
 
 def _autoencoder(law: dict[str, Any]) -> AutoencoderLaw:

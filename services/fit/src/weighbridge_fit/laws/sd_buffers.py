@@ -8,15 +8,17 @@ Source: graphs of the engine's own code, sized by its own allocator; see `docs/p
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
+from types import MappingProxyType
 
-from weighbridge_fit.calibration.sd import AutoencoderLaw, Curve, stable_diffusion
+from weighbridge_fit.calibration.sd import AutoencoderLaw, stable_diffusion
 from weighbridge_fit.laws.sd_shapes import (
     ARCHITECTURES,
+    CLIP_CHUNK,
     Autoencoder,
     BufferOptions,
     RenderShape,
-    SdArchitecture,
     TextRule,
     attention_tokens,
     context_tokens,
@@ -35,9 +37,24 @@ from weighbridge_fit.lines import NOTHING, Range
 MASK_STEP_TOKENS = 256
 """Keys are padded to a multiple of this for flash attention; what is padded is masked, and the mask has all pairs."""
 FLOAT32_BYTES = 4
+EXTENDED = "_extended"
+USUAL_CONTEXT_TOKENS: Mapping[TextRule, int] = MappingProxyType(
+    {
+        TextRule.CLIP_AND_T5: 154,
+        TextRule.T5: 256,
+        TextRule.PADDED_LLM: 512,
+        TextRule.LLM: 256,
+        TextRule.BLOCKED_LLM: 192,
+    }
+)
+"""Text tokens up to which a prompt is one chunk, or short beside any picture."""
+POSITION_SPREAD = 1.05
+DIRECT_CONVOLUTION_LOW = 0.5
+"""What direct convolutions can save in a UNet, at most and in small pictures only: from 1024 pixels square it is under
+one per cent, so the expected figure is without."""
 MASK_BYTES = 8
 """A mask while it is made: zeros and their padded copy, both float32."""
-SD3_CONTEXT_WIDTH, SD3_LATENT_BYTES_PER_TOKEN, SD3_SMALL_INPUTS = 4096, 256, 8288
+SD3_CONTEXT_WIDTH, SD3_LATENT_CHANNELS, SD3_SMALL_INPUTS = 4096, 16, 8288
 QWEN_WIDTH = 3584
 
 
@@ -67,24 +84,45 @@ def diffusion_bytes(architecture: str, shape: RenderShape, options: BufferOption
     images = image_tokens(architecture, shape)
     context = context_tokens(architecture, shape, options.vision)
     flash = options.flash_attention or options.flash_attention_everywhere
-    width, height = rounded(architecture, shape.width_px, shape.height_px)
-    found = tokens_bytes(architecture, images, context, flash)
+    found = tokens_bytes(architecture, images, context, shape.frames, flash=flash)
+    if options.diffusion_conv_direct and ARCHITECTURES[architecture].unet:
+        found = Range(int(found.low * DIRECT_CONVOLUTION_LOW), found.expected, found.high)
     if ARCHITECTURES[architecture].position_rows:
-        found = found.cover(Range.exactly(position_bytes(architecture, width, height, context)))
+        width, height = rounded(architecture, shape.width_px, shape.height_px)
+        positions = position_bytes(architecture, width, height, context)
+        found = found.cover(Range(positions, positions, ceil(positions * POSITION_SPREAD)))
     return found
 
 
-def tokens_bytes(architecture: str, images: int, context: int, flash: bool) -> Range:
+def tokens_bytes(architecture: str, images: int, context: int, frames: int = 1, *, flash: bool) -> Range:
     """The buffer of the transformer's blocks by tokens: `images` of picture and references, `context` of text."""
-    row, law = ARCHITECTURES[architecture], stable_diffusion().diffusion[architecture]
+    law = stable_diffusion().diffusion[architecture]
     tokens = attention_tokens(architecture, images, context)
-    text = 0.0
-    if row.text is TextRule.CLIP:
-        beyond = context - context // max(1, context // 77)
-        text = law.text_pair_bytes[flash] * images * beyond
+    way, extension = attention_way(architecture, tokens, flash), extended(architecture, context, frames)
+    text = 0
+    if ARCHITECTURES[architecture].text is TextRule.CLIP:
+        text = law.text_token_bytes[flash] * max(0, context - CLIP_CHUNK)
+    found = law.curve(way, extension).range(tokens, text)
+    # Few extended graphs were sized: what the usual one of as many tokens may need bounds them too.
+    return Range(found.low, found.expected, max(found.high, law.curve(way, "").range(tokens).high))
+
+
+def attention_way(architecture: str, tokens: int, flash: bool) -> str:
+    """Which of a law's curves holds for a number of attention tokens."""
     if not flash:
-        return law.plain.range(tokens, text)
-    return _flash_curve(row, tokens, law.flash, law.masked, law.masked_below).range(tokens, text)
+        return "plain"
+    if tokens % MASK_STEP_TOKENS:
+        return "masked"
+    return "masked_below" if ARCHITECTURES[architecture].unet and tokens // 4 % MASK_STEP_TOKENS else "flash"
+
+
+def extended(architecture: str, context: int, frames: int) -> str:
+    """The ending of a curve's name for prompts that are longer than usual, and for videos whose frames each have a
+    time step of their own (Wan 2.2 5B): both change which tensors live together, not only how large they are."""
+    row = ARCHITECTURES[architecture]
+    if row.autoencoder is Autoencoder.WAN22:
+        return EXTENDED if frames > 1 else ""
+    return EXTENDED if context > USUAL_CONTEXT_TOKENS.get(row.text, context) else ""
 
 
 def position_bytes(architecture: str, width_px: int, height_px: int, context: int) -> int:
@@ -95,7 +133,8 @@ def position_bytes(architecture: str, width_px: int, height_px: int, context: in
     row = ARCHITECTURES[architecture]
     rows, columns = -(-height_px // row.token_px), -(-width_px // row.token_px)
     table = FLOAT32_BYTES * row.width * (row.position_rows * rows + 2 * rows * columns)
-    inputs = context * SD3_CONTEXT_WIDTH * FLOAT32_BYTES + rows * columns * SD3_LATENT_BYTES_PER_TOKEN
+    cells = (width_px // row.cell_px) * (height_px // row.cell_px)
+    inputs = FLOAT32_BYTES * (context * SD3_CONTEXT_WIDTH + cells * SD3_LATENT_CHANNELS)
     return table + inputs + SD3_SMALL_INPUTS
 
 
@@ -158,12 +197,6 @@ def autoencoder_law_bytes(law: AutoencoderLaw, pixels: int, frames: int, cell_px
         if pairs:
             expected = max(expected, pairs + law.attention_px_bytes * pixels)
     return law.spread.around(expected)
-
-
-def _flash_curve(row: SdArchitecture, tokens: int, even: Curve, masked: Curve, below: Curve) -> Curve:
-    if tokens % MASK_STEP_TOKENS:
-        return masked
-    return below if row.unet and tokens // 4 % MASK_STEP_TOKENS else even
 
 
 def _interpolated(knots: Sequence[tuple[int, int]], tokens: int) -> float:

@@ -53,10 +53,12 @@ def cpu_work_bytes(
         law.row_elements * tokens,
         law.encoder_row_elements * encoder_tokens(architecture, shape, options.vision),
     )
-    size = ceil(per_element * elements)
+    size = ceil(per_element * elements) + WORK_HEADER_BYTES
     if options.diffusion_conv_direct or options.vae_conv_direct:
-        size = max(size, DIRECT_CONVOLUTION_BYTES)
-    return Range.exactly(size + WORK_HEADER_BYTES).cover(least)
+        # Models without a two-dimensional convolution have nothing to gather.
+        direct = max(size, DIRECT_CONVOLUTION_BYTES + WORK_HEADER_BYTES)
+        return Range(size, direct, direct).cover(least)
+    return Range.exactly(size).cover(least)
 
 
 def _element_bytes(weight_type: str) -> float:

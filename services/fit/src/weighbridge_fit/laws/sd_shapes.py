@@ -129,8 +129,8 @@ class BufferOptions:
     """Launch options that change a working buffer.
 
     `flash_attention_everywhere`: `--fa`, in the autoencoder too; `flash_attention` is the diffusion model's alone.
-    `vae_tile_px`: side of a tile in pixels, None for the engine's default of 32 latent cells. `vae_rescaled`: the engine
-    rescales the kernels of an autoencoder that came inside an SDXL checkpoint, which a separate one is spared.
+    `vae_tile_px`: side of a tile in pixels, None for the engine's default of 32 latent cells. `vae_rescaled`: the
+    engine rescales the kernels of an autoencoder that came inside an SDXL checkpoint, which a separate one is spared.
     `vision`: the text encoder's vision tower is loaded, so that it looks at the reference images.
     `diffusion_conv_direct` is here for completeness: no measured buffer of a diffusion model became smaller by it.
     """
@@ -268,7 +268,7 @@ def attention_tokens(architecture: str, images: int, context: int) -> int:
 
 
 def vision_patches(width_px: int, height_px: int) -> int:
-    """Patches of one reference image in Qwen's vision tower, after its resizing to between 384 and 560 pixels square."""
+    """Patches of one reference image in Qwen's vision tower, after resizing to between 384 and 560 pixels square."""
     step = VISION_STEP_PX
     wide, high = floor(width_px / step + 0.5) * step, floor(height_px / step + 0.5) * step
     if wide * high > LARGEST_VISION_PX:
