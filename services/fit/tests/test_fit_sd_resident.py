@@ -213,10 +213,8 @@ def test_a_file_name_tells_its_quantisation(name: str, found: str) -> None:
 def test_a_tensor_never_holds_less_than_its_elements_need(dtype: str, high: int, wide: int, alignment: int) -> None:
     """And never more than four bytes for each, beyond the padding."""
     row = wide * 256
-    size = resident_bytes(
-        TensorFact("model.diffusion_model.w.weight", dtype, (high, row), high * row, 1), "model.diffusion_model.w.weight",
-        row, alignment=alignment,
-    )  # fmt: skip
+    name = "model.diffusion_model.w.weight"
+    size = resident_bytes(TensorFact(name, dtype, (high, row), high * row, 1), name, row, alignment=alignment)
     if dtype == "I32":
         assert size == 0
         return
