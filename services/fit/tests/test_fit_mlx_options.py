@@ -21,7 +21,7 @@ from weighbridge_fit.plans.plan import Plan
 FULL, DELTA, SLIDING = LayerKind.FULL_ATTENTION, LayerKind.GATED_DELTA, LayerKind.SLIDING_ATTENTION
 CPU, METAL = ComputeDevice.CPU, ComputeDevice.METAL
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4, "U8": 1}
+WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "U32": 4, "U8": 1, "F8_E4M3": 1, "I32": 4, "I64": 8}
 
 DENSE = ModelGeometry(
     "qwen3", hidden_size=1024, intermediate_size=3072, vocab_size=151_936, attention_heads=16, kv_heads=8,
@@ -524,3 +524,47 @@ def test_a_larger_slab_never_needs_less_and_is_never_larger_than_asked(slots: in
     larger = plan(MOE_FACTS, MlxRequest(expert_slab_bytes=asked + EXPERT_BYTES), METAL)
     assert larger.requirement.total.expected >= made.requirement.total.expected
     assert made.requirement.total.expected <= plan(MOE_FACTS, MlxRequest(), METAL).requirement.total.expected
+
+
+# What is in the files and not in memory, or not as it lies there
+
+
+def test_layers_beyond_the_last_and_keys_of_sharing_layers_are_not_loaded() -> None:
+    """DeepSeek's draft layer, and projections that Gemma 4 files keep for layers that read another's keys."""
+    beyond = facts(DENSE, {"model": [*DENSE_TENSORS, *attention(4)]})
+    assert plan(beyond, MlxRequest(), METAL).weight_bytes == DENSE_FACTS.tensor_bytes
+    sharing = replace(
+        DENSE, model_type="gemma4_text", layers=(SLIDING, FULL, LayerKind.SHARED, LayerKind.SHARED),
+        sliding_window_tokens=512,
+    )  # fmt: skip
+    made = plan(facts(sharing, {"model": DENSE_TENSORS}), MlxRequest(), METAL)
+    # Keys and values of two layers, 1024 x 1024 each.
+    assert made.weight_bytes == DENSE_FACTS.tensor_bytes - 2 * 2 * 1024 * 1024 * 2
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I32"])
+def test_weights_that_are_converted_while_loading_are_not_priced(dtype: str) -> None:
+    odd = [tensor("model.layers.0.mlp.up_proj.weight", 3072, 1024, dtype=dtype)]
+    error = refusal(facts(DENSE, {"model": [*DENSE_TENSORS, *odd]}), MlxRequest())
+    assert error.reason == "UNSUPPORTED_ARCHITECTURE"
+    assert dtype in error.message
+
+
+def test_a_few_counters_convert_nothing() -> None:
+    counters = [tensor("model.position_ids", 512, dtype="I64"), tensor("model.steps", 4, dtype="I32")]
+    plan(facts(DENSE, {"model": [*DENSE_TENSORS, *counters]}), MlxRequest(), METAL)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        replace(DENSE, model_type="deepseek_v4"),
+        replace(DENSE, model_type="NemotronH_Nano_Omni_Reasoning_V3"),
+        replace(DENSE, model_type="nemotron_h", layers=(LayerKind.STATE_SPACE, FULL)),
+        replace(DENSE, layers=(LayerKind.LINEAR_ATTENTION, FULL)),
+        replace(DENSE, model_type="llama", layers=(SLIDING, FULL)),
+        replace(DENSE, model_type="deepseek_v3", layers=(LayerKind.LATENT_ATTENTION,)),
+    ],
+)
+def test_what_no_law_here_decides_is_refused_not_guessed(geometry: ModelGeometry) -> None:
+    assert refusal(facts(geometry, {"model": DENSE_TENSORS}), MlxRequest()).reason == "UNSUPPORTED_ARCHITECTURE"
