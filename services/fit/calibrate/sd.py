@@ -180,7 +180,7 @@ def curve(points: Iterable[Point], pair_bytes: float, margin: float = MARGIN_HIG
         spans[tokens].append(size)
     most = sorted((tokens, max(sizes)) for tokens, sizes in spans.items())
     knots = _knots([tokens for tokens, _ in most])
-    values = _lowered(knots, most, pair_bytes)
+    values = _rising(knots, _lowered(knots, most, pair_bytes), pair_bytes)
     law: dict[str, Any] = {
         "pair_bytes": pair_bytes,
         "rows": len(most),
@@ -236,6 +236,14 @@ def _lowered(knots: Sequence[int], points: Sequence[Point], pair_bytes: float) -
         if not moved:
             break
     return values
+
+
+def _rising(knots: Sequence[int], values: Sequence[float], pair_bytes: float) -> list[float]:
+    """The same, raised where a curve would fall as tokens are added, at a knot or at the foot of a parabola."""
+    risen = [values[0]]
+    for (left, right), value in zip(pairwise(knots), values[1:], strict=True):
+        risen.append(max(value, risen[-1] + pair_bytes * (right - left) ** 2))
+    return risen
 
 
 def bytes_at(law: dict[str, Any], tokens: int) -> float:
