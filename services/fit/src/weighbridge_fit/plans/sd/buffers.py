@@ -50,7 +50,7 @@ def _scratch(phase: Phase, architecture: str, related: str, shape: RenderShape, 
     if architecture in ARCHITECTURES:
         basis = f"{name}, by the law of {architecture} at {_asked(shape)}"
         return Scratch(phase, law(architecture, shape, options), Source.MEASURED, basis)
-    everywhere = _spread(law(known, shape, options) for known in _comparable(shape))
+    everywhere = _spread(law(known, shape, options) for known in _comparable(phase, shape.frames))
     if related in ARCHITECTURES:
         nearest = law(related, shape, options)
         high = max(everywhere.high, nearest.high)
@@ -61,9 +61,13 @@ def _scratch(phase: Phase, architecture: str, related: str, shape: RenderShape, 
     return Scratch(phase, everywhere, Source.ASSUMED, basis)
 
 
-def _comparable(shape: RenderShape) -> Iterable[str]:
-    """The architectures that can render such a shape: a picture is no measure of a video."""
-    return [name for name, known in ARCHITECTURES.items() if known.frames or shape.frames <= 1]
+def _comparable(phase: Phase, frames: int) -> list[str]:
+    """The architectures whose buffer of a phase could be this one's: a picture's is no measure of a video's. Those that
+    share an autoencoder share its buffers, so one of them stands for all."""
+    known = [name for name, row in ARCHITECTURES.items() if row.frames or frames <= 1]
+    if phase not in (Phase.IMAGE_ENCODE, Phase.IMAGE_DECODE):
+        return known
+    return list({ARCHITECTURES[name].autoencoder: name for name in known}.values())
 
 
 def _spread(ranges: Iterable[Range]) -> Range:

@@ -16,6 +16,7 @@ from weighbridge_fit.plans.sd.parts import LoadedPart
 from weighbridge_fit.plans.sd.profiles import Profile
 from weighbridge_fit.plans.sd.sizes import SideRange
 from weighbridge_fit.plans.sd.weights import Held, held_bytes
+from weighbridge_fit.recognise.stable_diffusion import Part as Component
 
 MASK_TOKENS = 256
 """Flash attention masks what does not fill a block of so many tokens (ggml pads keys to it); masks are quadratic."""
@@ -61,6 +62,12 @@ def _about_parts(situation: Situation, missing: tuple[str, ...]) -> Iterator[Not
             "not known before they are on disk, or pinned in the entry."
         )
         yield Note("PRICED_BY_RANGE", message, {"components": ",".join(unknown)})
+    if any(part.component == Component.CONTROL_NET for part in situation.parts):
+        message = (
+            "A control net's weights are in this price; its working buffer was not measured and is not. It is built "
+            "like half of the diffusion model, so expect up to half of that one's buffer."
+        )
+        yield Note("CONTROL_NET_BUFFER", message)
     if situation.architecture not in ARCHITECTURES:
         what = situation.architecture or "this architecture"
         message = f"The working buffers of {what} were not measured with sd-server: they are given as a range."

@@ -73,7 +73,7 @@ def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool 
     """Plans one model on one machine. Raises PlanError: UNSUPPORTED_ARCHITECTURE, INVALID_OPTION."""
     architecture = architecture_of_model(model)
     parts = parts_of(model, architecture)
-    _supported(model, parts)
+    _supported(model, parts, architecture)
     profile = profile_for(model, architecture)
     sides = side_range(model, architecture)
     pool = media_pool(capacity, cuda_build)
@@ -111,7 +111,7 @@ def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool 
     )
 
 
-def _supported(model: Model, parts: tuple[LoadedPart, ...]) -> None:
+def _supported(model: Model, parts: tuple[LoadedPart, ...], architecture: str) -> None:
     facts = model.facts
     if model.entry is None and facts.format is WeightFormat.DIFFUSERS:
         message = "sd-server loads single files; this is a diffusers folder. Name its original checkpoint instead."
@@ -120,7 +120,8 @@ def _supported(model: Model, parts: tuple[LoadedPart, ...]) -> None:
         message = f"This file is no model of its own: it is the {facts.role.value} of one."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
     main = {part.component for part in parts} & {Component.DIFFUSION_MODEL, WHOLE}
-    if not main or (facts.geometry is not None and facts.geometry.layers):
+    language = facts.geometry is not None and facts.geometry.layers and not architecture
+    if not main or language:
         message = "sd-server renders with diffusion models; there is none in these files."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
 

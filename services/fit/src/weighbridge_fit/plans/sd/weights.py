@@ -48,22 +48,31 @@ class _Factor:
     basis: str
 
 
-_BY_QUANTIZATION = (
-    # Convolution kernels become F16: a UNet's F32 file shrinks to 0.68 (SD 1.5), a transformer's hardly at all.
-    (re.compile("F32"), _Factor(0.66, 0.9, 1.0, "0.66-1.0 x an F32 file: kernels become F16")),
-    (re.compile("BF16"), _Factor(1.0, 1.03, 1.16, "1.0-1.16 x a BF16 file: lookup tables become F32")),
-    (re.compile("F16"), _Factor(0.98, 1.0, 1.04, "0.98-1.04 x an F16 file: norms become F32")),
-    (re.compile("F8"), _Factor(1.9, 2.0, 2.02, "2 x an F8 file: every weight becomes F16")),
-    (re.compile("I?Q[1-6]_K|IQ|TQ|MXFP4"), _Factor(0.98, 1.06, 1.9, "0.98-1.9 x a K-quant: lookup tables become F32")),
-    (
-        re.compile("Q[458]_[01]"),
-        _Factor(0.98, 1.0, 1.12, "0.98-1.12 x a legacy quant: what cannot be kept becomes F32"),
-    ),
+_KINDS = (
+    ("F32", re.compile("F32")),
+    ("BF16", re.compile("BF16")),
+    ("F16", re.compile("F16")),
+    ("F8", re.compile("F8")),
+    ("K-quant", re.compile("I?Q[1-6]_K|IQ|TQ|MXFP4")),
+    ("legacy quant", re.compile("Q[458]_[01]")),
 )
+_FACTORS = {
+    # Convolution kernels become F16: a UNet's F32 file shrinks to 0.68 (SD 1.5), a transformer's hardly at all.
+    "F32": _Factor(0.66, 0.9, 1.0, "0.66-1.0 x an F32 file: kernels become F16"),
+    "BF16": _Factor(1.0, 1.01, 1.05, "1.0-1.05 x a BF16 file: norms become F32"),
+    "F16": _Factor(0.98, 1.0, 1.04, "0.98-1.04 x an F16 file: norms become F32"),
+    "F8": _Factor(1.9, 2.0, 2.02, "2 x an F8 file: every weight becomes F16"),
+    "K-quant": _Factor(0.98, 1.02, 1.25, "0.98-1.25 x a K-quant: what cannot be kept becomes F32"),
+    "legacy quant": _Factor(0.98, 1.0, 1.12, "0.98-1.12 x a legacy quant: what cannot be kept becomes F32"),
+}
+_ENCODER_FACTORS = {
+    # Vocabularies are lookup tables, which BF16 and K-quants of become F32. Measured: a BF16 encoder holds 1.08
+    # (Qwen2.5-VL-7B) to 1.31 (CLIP-L) x its file, a Q4_K one 1.47 (Qwen2.5-VL-7B) to 2.13 (umT5, 256,000 rows).
+    "BF16": _Factor(1.0, 1.12, 1.35, "1.0-1.35 x a BF16 encoder: its lookup table becomes F32"),
+    "K-quant": _Factor(1.0, 1.45, 2.3, "1.0-2.3 x a K-quant encoder: its lookup table becomes F32"),
+}
 _UNSAID = _Factor(0.66, 1.05, 2.02, "0.66-2.02 x the file: its stored type is not known")
-_TABLE_HEAVY = frozenset({"llm", "t5xxl"})
-"""Encoders with vocabularies of 150,000 to 260,000 rows: as F32 they are up to half of a K-quant's memory (measured:
-Qwen2.5-VL-7B Q4_K 1.47 x its Q4_0)."""
+_ENCODERS = frozenset({"llm", "t5xxl", "clip_l", "clip_g"})
 
 
 def held_bytes(part: LoadedPart, family: Family, retyping: Retyping, on_card: bool) -> Held:
@@ -111,11 +120,11 @@ def _exactly(
 
 
 def _plausibly(part: LoadedPart, retyping: Retyping) -> Held:
-    factor = next((factor for pattern, factor in _BY_QUANTIZATION if pattern.search(part.quantization)), _UNSAID)
+    kind = next((name for name, pattern in _KINDS if pattern.search(part.quantization)), "")
+    factor = _FACTORS.get(kind, _UNSAID)
+    if part.component in _ENCODERS:
+        factor = _ENCODER_FACTORS.get(kind, factor)
     low, expected, high = factor.low, factor.expected, factor.high
-    if part.component in _TABLE_HEAVY and "lookup tables" in factor.basis:
-        expected = max(expected, 1.15 if "BF16" in factor.basis else 1.45)
-        high = max(high, 1.25)
     stored = f"{part.file_bytes:,} bytes of {part.quantization or 'an unknown type'}"
     basis = f"no tensors known: {factor.basis}; {stored}"
     if retyping != AS_STORED:
