@@ -103,12 +103,14 @@ def ranged_or_guessed(
     if entry is None or has_facts(model) or not ranged.can_be_ranged(entry):
         return guessed(model, guess(model.facts, ceilings, why), capacity)
     workload = default_workload(entry)
-    if request.workload.HasField("chat"):
+    if workload.HasField("chat"):
         workload.chat.MergeFrom(request.workload.chat)
-    context, slots = workload.chat.context_tokens, workload.chat.slots
-    if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
-        raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
-    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
+        context, slots = workload.chat.context_tokens, workload.chat.slots
+        if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
+            raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
+    made = by_range(
+        ranged.plausible(entry, workload.chat.context_tokens, workload.chat.slots), ceilings, entry.catalog_id
+    )
     return guessed(model, made, capacity, entry.engine, workload)
 
 
