@@ -22,13 +22,6 @@ SERVICES = {
 }
 
 NOT_YET = {
-    "fit": [
-        "/weighbridge.fit.v1.FitService/ListFits",
-        "/weighbridge.fit.v1.FitService/CheckPull",
-        "/weighbridge.fit.v1.FitService/SolveSize",
-        "/weighbridge.fit.v1.FitService/ListModels",
-        "/weighbridge.fit.v1.FitService/GetModel",
-    ],
     "engine-mlx": ["/weighbridge.engines.v1.ImageService/GenerateImage"],
 }
 """Rpcs that are in the contract and not in this version."""
