@@ -4,11 +4,14 @@ Parameters are those of the published models; measured figures name their source
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
+from weighbridge_fit.catalog.entry import CatalogEntry, CatalogFile, CountRange, PixelRange, Use
+from weighbridge_fit.catalog.resolve import known_by_sizes
 from weighbridge_fit.facts import ComponentTotal, PrecisionTotal, TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.families.diffusers import DiffusersFamily
 from weighbridge_fit.lines import Line, Phase, Range, Source
@@ -17,7 +20,7 @@ from weighbridge_fit.plans.diffusers.options import DiffusersRequest, Offload
 from weighbridge_fit.plans.diffusers.pipelines import pipeline_of
 from weighbridge_fit.plans.diffusers.plan import plan
 from weighbridge_fit.plans.errors import PlanError
-from weighbridge_fit.plans.plan import Plan
+from weighbridge_fit.plans.plan import Engine, Plan
 from weighbridge_fit.verdict import Verdict, judge
 from weighbridge_proto.fit.v1 import plan_pb2
 
@@ -427,6 +430,31 @@ def test_more_of_anything_never_costs_less(
         assert before.low <= after.low
         assert before.expected <= after.expected
         assert before.high <= after.high
+
+
+def catalogue_entry() -> CatalogEntry:
+    """Wan 2.2 5B as the catalogue has it: files by component, their sizes alone."""
+    sizes = {"text_encoder": 11_361_851_208, "transformer": 19_999_234_632, "vae": 2_818_777_808}
+    files = tuple(CatalogFile(f"{name}/model.safetensors", name, size) for name, size in sizes.items())
+    sides = PixelRange(512, 1280, 1280), PixelRange(512, 1280, 704)
+    entry = CatalogEntry("wan2.2-ti2v-5b", "1.0.0", "Wan", Use.VIDEO, Engine.GENERIC, files, "Apache-2.0")
+    return replace(entry, architecture="wan", width=sides[0], height=sides[1], frames=CountRange(25, 161, 97))
+
+
+def test_a_catalogue_tree_that_is_not_here_is_priced_by_its_files_and_says_so() -> None:
+    entry = catalogue_entry()
+    model = known_by_sizes(entry)
+    made = plan(model, DiffusersRequest(), CARD_80)
+    assert "frames=97" in made.shape.text()
+    assert made.notes[0].code == "PRICED_BY_RANGE"
+    here = replace(model, facts=WAN22)
+    exact = plan(here, DiffusersRequest(), CARD_80)
+    assert made.requirement.total.low <= exact.requirement.total.low
+    assert exact.requirement.total.high <= made.requirement.total.high
+    assert DiffusersFamily().side_range(model) == (512, 1280)
+    assert DiffusersFamily().side_step(model) == 32
+    with pytest.raises(PlanError):
+        plan(model, DiffusersRequest(width_px=2048), CARD_80)
 
 
 def line_of(made: Plan, component: str) -> Line:

@@ -12,7 +12,7 @@ from weighbridge_fit.facts import WeightFormat
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.diffusers.options import DiffusersRequest, DiffusersShape, side_range
-from weighbridge_fit.plans.diffusers.pipelines import is_pipeline, pipeline_of
+from weighbridge_fit.plans.diffusers.pipelines import is_pipeline, known_facts, pipeline_of
 from weighbridge_fit.plans.diffusers.plan import plan
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
@@ -110,7 +110,7 @@ class DiffusersFamily:
 
     def side_step(self, model: Model) -> int:
         """The multiple of pixels that sides are rounded up to."""
-        return pipeline_of(model.facts).side_step
+        return pipeline_of(known_facts(model)).side_step
 
     def side_range(self, model: Model) -> tuple[int, int]:
         """The smallest and the largest side, in pixels."""

@@ -92,7 +92,8 @@ def side_range(model: Model) -> tuple[int, int]:
 def settle(request: DiffusersRequest, model: Model, pipeline: Pipeline, pool: Pool) -> DiffusersShape:
     """Fills in and checks. Raises PlanError INVALID_OPTION."""
     width, height = _size(request, model, pipeline)
-    frames = _within(request.frames, MAX_FRAMES, "workload.image.frames") or pipeline.frames
+    usual = model.entry.frames.usual if model.entry and model.entry.frames else 0
+    frames = _within(request.frames, MAX_FRAMES, "workload.image.frames") or usual or pipeline.frames
     if frames > 1 and not pipeline.video:
         raise PlanError("INVALID_OPTION", "workload.image.frames", "This pipeline makes pictures, not videos.")
     load_dtype = request.load_dtype or ("float32" if pool is Pool.CPU else "bfloat16")
@@ -127,14 +128,14 @@ def settle(request: DiffusersRequest, model: Model, pipeline: Pipeline, pool: Po
 
 def _size(request: DiffusersRequest, model: Model, pipeline: Pipeline) -> tuple[int, int]:
     """Width and height: as asked, by tier, or the pipeline's own; rounded up to what the latent divides."""
-    ranges = _ranges(model)
-    width, height = request.width_px or pipeline.side_px[0], request.height_px or pipeline.side_px[1]
+    wide, high = _ranges(model)
+    width = request.width_px or wide.usual or pipeline.side_px[0]
+    height = request.height_px or high.usual or pipeline.side_px[1]
     if request.scale:
-        wide, high = ranges
         scale = min(request.scale, wide.largest / width, high.largest / height)
         scale = max(scale, wide.smallest / width, high.smallest / height)
         width, height = int(width * scale), int(height * scale)
-    for side, bounds, name in ((width, ranges[0], "width_px"), (height, ranges[1], "height_px")):
+    for side, bounds, name in ((width, wide, "width_px"), (height, high, "height_px")):
         if not bounds.smallest <= side <= bounds.largest:
             message = f"{name} is {side}; this model makes {bounds.smallest} to {bounds.largest}."
             raise PlanError("INVALID_OPTION", f"workload.image.{name}", message)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from weighbridge_fit.facts import TensorFact, WeightFacts
+from weighbridge_fit.facts import ComponentTotal, TensorFact, WeightFacts
+from weighbridge_fit.model import Model
 
 # The autoencoder of Wan 2.2 5B has 705 million parameters, that of Wan 2.1 127 million.
 _LARGE_WAN_VAE = 400_000_000
@@ -133,6 +134,22 @@ def is_pipeline(facts: WeightFacts) -> bool:
     """Whether the components are those of a diffusers tree: something that denoises, in a folder of its own."""
     names = {total.component for total in facts.components}
     return any(name.startswith(("transformer", "unet", "prior")) for name in names)
+
+
+def known_facts(model: Model) -> WeightFacts:
+    """The model's facts; for a catalogue's tree that is not on this machine, its components by the sizes of their
+    files."""
+    facts, entry = model.facts, model.entry
+    if entry is None:
+        return facts
+    if not facts.components:
+        sizes: dict[str, list[int]] = {}
+        for file in entry.files:
+            if file.component:
+                sizes.setdefault(file.component, []).append(file.size_bytes)
+        components = tuple(ComponentTotal(name, 0, sum(found), ()) for name, found in sorted(sizes.items()))
+        facts = replace(facts, components=components)
+    return replace(facts, architecture=facts.architecture or entry.pipeline or entry.architecture)
 
 
 def pipeline_of(facts: WeightFacts) -> Pipeline:

@@ -4,15 +4,24 @@ Text is encoded, then the latent is denoised, then decoded; each phase frees wha
 peak is what stays plus the largest phase.
 """
 
+from weighbridge_common.sizes import format_gib
+
 from weighbridge_fit.calibration import Figure
 from weighbridge_fit.calibration.diffusers import figures
 from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import ComponentTotal, WeightFacts
-from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Source, requirement
+from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.diffusers import working
 from weighbridge_fit.plans.diffusers.options import DiffusersRequest, DiffusersShape, Offload, settle
-from weighbridge_fit.plans.diffusers.pipelines import Pipeline, Stage, is_pipeline, pipeline_of, stage_of
+from weighbridge_fit.plans.diffusers.pipelines import (
+    Pipeline,
+    Stage,
+    is_pipeline,
+    known_facts,
+    pipeline_of,
+    stage_of,
+)
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine, Note, Plan
 
@@ -26,7 +35,7 @@ MAX_BYTES = 2**63 - 1
 
 def plan(model: Model, request: DiffusersRequest, capacity: Capacity) -> Plan:
     """Plans one tree on one machine. Raises PlanError: UNSUPPORTED_ARCHITECTURE, INVALID_OPTION."""
-    facts = model.facts
+    facts = known_facts(model)
     if not is_pipeline(facts):
         message = "This is no diffusers tree: it has no transformer or UNet in a folder of its own."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
@@ -45,7 +54,7 @@ def plan(model: Model, request: DiffusersRequest, capacity: Capacity) -> Plan:
         requirement=needed,
         weight_bytes=sum(size.expected for size in sizes.values()),
         process_bytes=figures()["process_base_bytes"].range.expected,
-        notes=_notes(facts, pipeline, request, shape),
+        notes=_notes(facts, pipeline, request, shape, needed),
     )
 
 
@@ -159,9 +168,19 @@ def _source(facts: WeightFacts, component: str) -> Source:
 
 
 def _notes(
-    facts: WeightFacts, pipeline: Pipeline, request: DiffusersRequest, shape: DiffusersShape
+    facts: WeightFacts,
+    pipeline: Pipeline,
+    request: DiffusersRequest,
+    shape: DiffusersShape,
+    needed: Requirement,
 ) -> tuple[Note, ...]:
     notes = []
+    if not facts.tensor_count:
+        message = (
+            "Only the sizes of its files are known, not the precision that they are stored in: it needs "
+            f"{format_gib(needed.total.low)} to {format_gib(needed.total.high)}."
+        )
+        notes.append(Note("PRICED_BY_RANGE", message))
     if not pipeline.known:
         what = "video" if pipeline.video else "image"
         message = (
