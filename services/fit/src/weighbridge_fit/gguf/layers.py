@@ -23,7 +23,7 @@ DEFAULT_TOKEN_SHIFTS = 2
 
 def attention(data: Metadata, base: ModelGeometry, count: int) -> ModelGeometry | None:
     """Full attention in every layer that has key and value heads."""
-    heads = data.per_layer("attention.head_count_kv", count) or (base.kv_heads,) * count
+    heads = _kv_heads(data, base, count)
     if not any(heads):
         return None
     layers = tuple(FULL if kv else LayerKind.MEMORYLESS for kv in heads)
@@ -75,7 +75,9 @@ def shared_windows(data: Metadata, base: ModelGeometry, count: int, group: int, 
     layers = made.layers[:kept] + (LayerKind.SHARED,) * (count - kept)
     local_key = data.size("attention.key_length_swa", base.head_size)
     local_value = data.size("attention.value_length_swa", local_key)
-    heads = data.per_layer("attention.head_count_kv", count) or (base.kv_heads,) * count
+    heads = _kv_heads(data, base, count)
+    if not heads:
+        return None
     measures = tuple(
         LayerMeasure(kv, local_key, local_value)
         if kind is SLIDING
@@ -157,7 +159,9 @@ def state_space(
     mamba = state_space_2(inner, groups, state, width) if groups else state_space_1(inner, state, width)
     if beside is not None:
         return replace(base, layers=(beside,) * count, measures=(mamba,) * count)
-    heads = data.per_layer("attention.head_count_kv", count) or (base.kv_heads,) * count
+    heads = _kv_heads(data, base, count)
+    if not heads:
+        return None
     forward = data.value("feed_forward_length")
     widths = data.per_layer("feed_forward_length", count) if isinstance(forward, list) else ()
     layers = []
@@ -208,6 +212,15 @@ def rwkv(data: Metadata, base: ModelGeometry, count: int) -> ModelGeometry | Non
 def encoder(data: Metadata, base: ModelGeometry, count: int) -> ModelGeometry | None:
     """Embedding and ranking models: llama.cpp makes no memory for them."""
     return replace(base, layers=(LayerKind.MEMORYLESS,) * count)
+
+
+def _kv_heads(data: Metadata, base: ModelGeometry, count: int) -> tuple[int, ...]:
+    """Key and value heads of each layer, as many as query heads where the file does not say. Empty for an array that is
+    not one number for each layer: llama.cpp refuses such a file, and what its layers keep is not known."""
+    heads = data.per_layer("attention.head_count_kv", count)
+    if heads or isinstance(data.value("attention.head_count_kv"), list):
+        return heads
+    return (base.kv_heads,) * count
 
 
 def _with_heads(base: ModelGeometry, kv_heads: int) -> LayerMeasure:
