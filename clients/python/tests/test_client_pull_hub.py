@@ -95,6 +95,21 @@ def test_all_of_a_repository_comes_and_its_revision_is_recorded(hub: Hub, tmp_pa
     assert pulled.revision == COMMIT == json.loads((tmp_path / "weighbridge.json").read_text())["revision"]
 
 
+def test_other_weights_of_the_repository_stay_there(hub: Hub, tmp_path: Path) -> None:
+    """Repositories hold other editions beside those that the catalogue lists, and pictures of what they make."""
+    hub.files |= {"whole-model.safetensors": b"o" * 100, "model-q8.GGUF": b"g" * 100, "sample.mp4": b"m" * 100}
+    hub.files |= {"model.safetensors.index.json": b"{}", "spiece.model": b"s"}
+    run(hub, tmp_path, listed=[WantedFile("model.safetensors", len(WEIGHTS))])
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == {
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "spiece.model",
+        "weighbridge.json",
+    }
+
+
 def test_a_pinned_repository_that_is_whole_is_not_asked_again(hub: Hub, tmp_path: Path) -> None:
     run(hub, tmp_path)
     hub.host.requests.clear()

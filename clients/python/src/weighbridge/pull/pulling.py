@@ -21,6 +21,23 @@ from weighbridge.pull.hub import Repository
 from weighbridge.pull.transfer import Transfer, Watcher
 from weighbridge.pull.wanted import WantedFile, checked, digest_of
 
+_WEIGHTS = (
+    ".safetensors",
+    ".gguf",
+    ".ckpt",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".tflite",
+)
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp4", ".webm", ".mov", ".wav", ".mp3", ".pdf")
+NOT_BESIDE = _WEIGHTS + _PICTURES
+"""What no model needs beside the files that its entry lists."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -143,10 +160,14 @@ def _whole_already(order: Order, record: Mapping[str, Any]) -> list[WantedFile] 
 
 
 def _all_files(order: Order, listed: Sequence[WantedFile], source: Repository | None) -> tuple[str, list[WantedFile]]:
-    """The catalogue's files, and with a repository all of it; the two have to agree. Raises PullError."""
+    """The catalogue's files, and with a repository what it has beside them; the two have to agree. Raises PullError."""
     if source is None:
         return order.revision, list(listed)
     revision, offered = source.files()
+    if listed:
+        # The catalogue lists all of the weights: a repository may hold other editions, of many times their size.
+        wanted = {file.path for file in listed}
+        offered = [file for file in offered if file.path in wanted or not file.path.lower().endswith(NOT_BESIDE)]
     _distinct(offered)
     by_path = {file.path: file for file in offered}
     for file in listed:
