@@ -191,6 +191,31 @@ def test_surplus_tensors_of_a_text_encoder_are_not_counted() -> None:
     assert held_bytes(clip, Family.OTHER, Retyping(), on_card=False).bytes.expected == 3072 * 768 * 2
 
 
+def test_an_original_checkpoint_of_sdxl_is_read_by_its_own_names() -> None:
+    """OpenCLIP's names and a fused projection: 3 x 1280 rows in one tensor, as many bytes as three."""
+    names = {
+        "model.diffusion_model.input_blocks.0.0.weight": (320, 4, 3, 3),
+        "conditioner.embedders.0.transformer.text_model.embeddings.token_embedding.weight": (49408, 768),
+        "conditioner.embedders.1.model.transformer.resblocks.0.attn.in_proj_weight": (3840, 1280),
+        "conditioner.embedders.1.model.text_projection": (1280, 1280),
+        "conditioner.embedders.1.model.logit_scale": (),
+        "first_stage_model.decoder.mid.attn_1.q.weight": (512, 512, 1, 1),
+        "model_ema.decay": (),
+        "loss.logvar": (1,),
+    }
+    tensors = tuple(("", TensorFact(name, "F16", shape, prod(shape), 2 * prod(shape))) for name, shape in names.items())
+    held = {
+        part.component: held_bytes(part, Family.OTHER, Retyping(), on_card=False).bytes.expected
+        for part in parts_of(Model(facts(tensors)), "sdxl")
+    }
+    assert held == {
+        "diffusion_model": 320 * 4 * 9 * 2,
+        "clip_l": 49408 * 768 * 2,
+        "clip_g": 3840 * 1280 * 2 + 1280 * 1280 * 4,
+        "vae": 512 * 512 * 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [

@@ -57,6 +57,8 @@ _WIDENED = {
 }
 """Types that the engine converts on reading, whatever the tensor is for."""
 
+_INTEGERS = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+
 _ROWS_READ = frozenset({"F16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"})
 """Types that a lookup table is kept in; any other becomes F32."""
 
@@ -175,9 +177,9 @@ def resident_bytes(
 ) -> int:
     """Bytes that one tensor holds in memory, padding included; 0 for one that is not opened. `name`, `row`: see
     `resident_type`."""
-    if not is_loaded(name) or not tensor.shape or tensor.dtype in ("I64", "I32", "I16", "I8", "U8", "BOOL"):
-        # Scalars and integers are indexes and counters; the engine has no tensor for them.
-        return 0 if tensor.dtype != "F32" or not is_loaded(name) else _padded(4, alignment)
+    # Scalars and integers are indexes, counters and switches; the engine has no tensor for them.
+    if not is_loaded(name) or not tensor.shape or tensor.dtype in _INTEGERS:
+        return 0
     elements, size = BLOCKS[resident_type(name, tensor.dtype, tensor.shape, row, family, retyping)]
     return _padded(-(-prod(tensor.shape) // elements) * size, alignment)
 

@@ -44,12 +44,12 @@ _CHECKPOINT = re.compile(
     r"|tae|control_model)\."
 )
 _SURPLUS: Mapping[str, re.Pattern[str]] = {
-    Component.CLIP_L: re.compile(r"(?:vision_model\.|visual_projection|visual\.)"),
+    # Only CLIP-G projects what it reads.
+    Component.CLIP_L: re.compile(r"(?:vision_model\.|visual_projection|visual\.|text_projection)"),
     Component.CLIP_G: re.compile(r"(?:vision_model\.|visual_projection|visual\.)"),
     Component.T5XXL: re.compile(r"(?:decoder\.block\.|dec\.blk\.|lm_head\.)"),
 }
 """Tensors that files of a part carry and the engine has no place for."""
-_CLIP_L_WIDTH = 768
 
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "sd15": (Component.CLIP_L, Component.VAE),
@@ -251,8 +251,6 @@ def _weight(component: str, fact: TensorFact, stored: WeightFormat, architecture
     if component not in _PREFIX or (surplus is not None and surplus.search(fact.name)):
         return None
     name = _engine_name(component, fact.name, architecture)
-    if component == Component.CLIP_L and "text_projection" in name and _CLIP_L_WIDTH in fact.shape:
-        return None
     row = (fact.shape[0] if stored is WeightFormat.GGUF else fact.shape[-1]) if fact.shape else 1
     return Weight(name, fact, row)
 
