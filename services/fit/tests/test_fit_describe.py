@@ -149,6 +149,14 @@ def test_a_hundred_quantisations_are_refused_before_they_are_read_and_the_messag
     assert error.message.endswith("and 88 more")
 
 
+def test_names_in_a_refusal_are_short_and_printable(root: Path) -> None:
+    for name in ("a\nforged log line", "b" * 200):
+        write_gguf(root / f"m/{name}.gguf", LLAMA_GGUF)
+    message = refused(root / "m", root).message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
 def test_checkpoints_side_by_side_are_not_summed(root: Path) -> None:
     write_safetensors(root / "m/one.safetensors", SD15)
     write_safetensors(root / "m/two.safetensors", SD15)

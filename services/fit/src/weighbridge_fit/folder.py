@@ -10,7 +10,7 @@ from typing import Any
 
 from weighbridge_fit import weight_names
 from weighbridge_fit.bounded_json import loads_object
-from weighbridge_fit.errors import WeightError, WeightReason, as_text
+from weighbridge_fit.errors import MAX_SHOWN, WeightError, WeightReason, as_text, shown
 from weighbridge_fit.files import open_regular
 
 # Folders below the model's own: a diffusers tree needs one, a nested checkpoint two or three.
@@ -98,10 +98,15 @@ def split_parts(path: Path) -> list[Path]:
 
 def several_models(names: list[str]) -> WeightError:
     """The refusal of a folder that holds more than one model, with what can be named instead."""
-    shown = ", ".join(as_text(name) for name in names[:MAX_NAMED])
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    message = f"the folder holds several models, or several editions of one; name one of them: {shown}{more}"
+    message = f"the folder holds several models, or several editions of one; name one of them: {_listed(names)}"
     return WeightError(WeightReason.SEVERAL_MODELS, message)
+
+
+def _listed(names: list[str]) -> str:
+    """Names for a message: few, short and printable, whatever the folder holds."""
+    texts = [as_text(name) for name in names[:MAX_NAMED]]
+    plain = [text if text.isprintable() and len(text) <= MAX_SHOWN else shown(text) for text in texts]
+    return ", ".join(plain) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
 class _Scan:
@@ -173,7 +178,7 @@ class _Scan:
             self._notes.append("Weight files beside the components' folders do not load.")
         folders = [name for name in left_out if name]
         if folders:
-            self._notes.append(f"No component of the pipeline, does not load: {', '.join(folders[:MAX_NAMED])}.")
+            self._notes.append(f"No component of the pipeline, does not load: {_listed(folders)}.")
         self._weights = {
             parent: self._weights[parent] for parent in loading if not self._below_another(parent, loading)
         }
