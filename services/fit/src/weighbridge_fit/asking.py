@@ -1,5 +1,6 @@
 """From a request to a model: references resolved, headers read, companions beside them."""
 
+import asyncio
 from collections.abc import Mapping
 
 import grpc
@@ -48,7 +49,8 @@ class ModelDesk:
             raise invalid_argument("model", "names no model: give a path, a catalogue id or facts", "MODEL_MISSING")
         if kind == "facts":
             try:
-                return Model(facts_from(reference.facts))
+                # Facts with all tensors of a large model take a second to hold against themselves.
+                return Model(await asyncio.to_thread(facts_from, reference.facts))
             except UnpriceableFactsError as error:
                 raise invalid_argument(error.field, error.message, "INVALID_FACTS") from error
         if kind == "catalog_id":
