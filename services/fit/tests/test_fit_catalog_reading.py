@@ -42,6 +42,7 @@ IMAGE: dict[str, Any] = {
         }
     ],
 }
+OTHER = {"path": "other.safetensors", "url": "https://example.org/other.safetensors"}
 VIDEO = {
     **CHAT,
     "use": "video",
@@ -68,7 +69,14 @@ def changed(document: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
     return copy
 
 
-@pytest.mark.parametrize("document", [CHAT, IMAGE, VIDEO])
+SPLIT = {
+    **CHAT,
+    "engine": "ds4",
+    "files": [{"path": f"m-{number:05}-of-00002.gguf", "component": "model", "size_bytes": 500} for number in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("document", [CHAT, IMAGE, VIDEO, SPLIT])
 def test_the_smallest_manifests_are_read(document: dict[str, Any]) -> None:
     found = read(document)
     assert (found.catalog_id, found.use.value, found.file_bytes) == ("mine", document["use"], 1000)
@@ -127,6 +135,8 @@ BAD = [
     (changed(IMAGE, "weights_kind", to=...), "weights_kind"),
     (changed(IMAGE, "engine", to="mlx"), "weights_kind"),
     (changed(IMAGE, "files", 0, "url", to="file:///etc/passwd"), "files.0.url"),
+    (changed(IMAGE, "files", 0, "component", to="vae"), "files"),
+    (changed(IMAGE, "files", to=[IMAGE["files"][0], {**IMAGE["files"][0], **OTHER}]), "files.1.component"),
     (changed(IMAGE, "files", 0, "url", to="https://example.org/other.safetensors"), "files.0.path"),
     (changed(VIDEO, "render", "frames", to=...), "render.frames"),
 ]

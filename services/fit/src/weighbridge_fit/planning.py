@@ -88,7 +88,8 @@ def too_small(facts: WeightFacts, capacity: Capacity, error: PlanError) -> Guess
     if judge(needed, capacity).verdict is not Verdict.WONT_RUN:
         return None
     assessment = Assessment(Verdict.WONT_RUN, error.reason, error.message)
-    return Guess(needed, assessment, claim_for(needed, capacity, Verdict.WONT_RUN), Note(error.reason, error.message))
+    note = Note("WHOLE_MODEL_SHOWN", "The figures are those of the whole model: no smaller part of it is held here.")
+    return Guess(needed, assessment, claim_for(needed, capacity, Verdict.WONT_RUN), note)
 
 
 def by_range(needed: Requirement, capacity: Capacity, catalog_id: str) -> Guess:

@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field
 
 from weighbridge_fit.bounded_json import loads_object
 from weighbridge_fit.catalog.entry import CatalogEntry
-from weighbridge_fit.catalog.manifest import MAX_FILES, is_id
+from weighbridge_fit.catalog.format import MAX_FILES
+from weighbridge_fit.catalog.manifest import is_id
 from weighbridge_fit.errors import WeightError
 from weighbridge_fit.files import open_regular
 

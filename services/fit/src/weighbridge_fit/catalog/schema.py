@@ -6,7 +6,7 @@
 import json
 from typing import Any
 
-from weighbridge_fit.catalog.manifest import Manifest
+from weighbridge_fit.catalog.format import Manifest
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 ID = "urn:weighbridge:schema:model:1"
