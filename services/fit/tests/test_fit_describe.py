@@ -379,6 +379,14 @@ def test_an_adapter_in_one_file(root: Path) -> None:
     assert components(facts) == {"lora": size_of(LORA)}
 
 
+def test_scales_beside_an_adapters_pairs_are_part_of_it(root: Path) -> None:
+    names = ("lora_A.weight", "lora_B.weight", "alpha")
+    shapes = {f"transformer.blocks.0.attn1.to_q.{name}": (4, 4) for name in names}
+    assert facts_of(write_safetensors(root / "wan-style.safetensors", shapes), root).role is Role.ADAPTER
+    merged = {**shapes, "transformer.blocks.0.attn1.to_q.weight": (4, 4)}
+    assert facts_of(write_safetensors(root / "merged.safetensors", merged), root).role is Role.MODEL
+
+
 def test_a_deepspec_drafter_is_recognised_by_its_architecture_alone(root: Path) -> None:
     shapes = {"embed_tokens.weight": (16, 8), "fc.weight": (8, 24), "layers.0.self_attn.q_proj.weight": (8, 8)}
     write_safetensors(root / "d/model.safetensors", shapes)

@@ -23,6 +23,8 @@ _CLASSES = (
     (re.compile(r"Transformer|UNet|WanModel"), Part.DIFFUSION_MODEL),
 )
 _HIGH_NOISE = re.compile(r"high.?noise", re.IGNORECASE)
+# What adapters have beside their pairs of matrices: scales, and differences of biases and norms.
+_BESIDE_PAIRS = (".alpha", ".scale", ".diff", ".diff_b", ".dora_scale")
 _ROLE_COMPONENTS = {Role.DRAFTER: Component.DRAFT, Role.PROJECTOR: Component.VISION, Role.ADAPTER: Part.LORA}
 
 
@@ -79,7 +81,8 @@ def image_architecture(files: Sequence[FileFacts]) -> str:
 def is_adapter(files: Sequence[FileFacts]) -> bool:
     """Whether the tensors of some files are those of a low-rank adapter."""
     names = [tensor.name for file in files for tensor in file.tensors]
-    return bool(names) and all(component_of(name) == Part.LORA for name in names)
+    pairs = [name for name in names if component_of(name) == Part.LORA]
+    return bool(pairs) and all(component_of(name) == Part.LORA or name.endswith(_BESIDE_PAIRS) for name in names)
 
 
 def _label_file(file: FileFacts, image: bool) -> list[Labelled]:
