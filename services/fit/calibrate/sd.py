@@ -52,7 +52,8 @@ ATTENTION_CELL_PX = {Autoencoder.WAN22: 16}
 """Pixels along the side of what an autoencoder's middle attends to: 8, where nothing else is said."""
 KNOT_STEP, ROWS_PER_KNOT = 1.10, 5
 LOWERING, SWEEPS = 0.985, 1000
-MARGIN_LOW, MARGIN_HIGH, EXTENDED_MARGIN_HIGH = 0.95, 1.05, 1.10
+MARGINS = MARGIN_LOW, MARGIN_HIGH = 0.95, 1.05
+EXTENDED_MARGINS = 0.85, 1.10
 """Beyond the least and the largest measured, for sizes that nobody has measured."""
 
 Point = tuple[int, float]
@@ -154,7 +155,7 @@ def _architecture_laws(name: str, entries: list[Diffusion]) -> dict[str, Any]:
     laws: dict[str, Any] = {}
     for way, points in sorted(groups.items()):
         pair = {"plain": float(row.pair_bytes), "masked": 8.0, "masked_below": 0.5}.get(way.removesuffix(EXTENDED), 0.0)
-        laws[way] = curve(points, pair, EXTENDED_MARGIN_HIGH if way.endswith(EXTENDED) else MARGIN_HIGH)
+        laws[way] = curve(points, pair, EXTENDED_MARGINS if way.endswith(EXTENDED) else MARGINS)
     if row.text is TextRule.CLIP:
         laws["text_token_bytes"] = {
             "plain": _text_token(name, laws, (entry for entry in across if not entry[0])),
@@ -173,7 +174,7 @@ def _text_token(name: str, laws: dict[str, Any], across: Iterable[tuple[bool, in
     return ceil(most)
 
 
-def curve(points: Iterable[Point], pair_bytes: float, margin: float = MARGIN_HIGH) -> dict[str, Any]:
+def curve(points: Iterable[Point], pair_bytes: float, margins: tuple[float, float] = MARGINS) -> dict[str, Any]:
     """The lowest curve that no measured point is above, found by lowering a high one step by step."""
     spans: dict[int, list[float]] = defaultdict(list)
     for tokens, size in points:
@@ -187,8 +188,8 @@ def curve(points: Iterable[Point], pair_bytes: float, margin: float = MARGIN_HIG
         "knots": [[tokens, ceil(value)] for tokens, value in zip(knots, values, strict=True)],
     }
     shares = [size / bytes_at(law, tokens) for tokens, sizes in sorted(spans.items()) for size in sizes]
-    law["low"] = round(min(shares) * MARGIN_LOW, 3)
-    law["high"] = round(max(1.0, *shares) * margin, 3)
+    law["low"] = round(min(shares) * margins[0], 3)
+    law["high"] = round(max(1.0, *shares) * margins[1], 3)
     return law
 
 

@@ -43,7 +43,7 @@ USUAL_CONTEXT_TOKENS: Mapping[TextRule, int] = MappingProxyType(
         TextRule.CLIP_AND_T5: 154,
         TextRule.T5: 256,
         TextRule.PADDED_LLM: 512,
-        TextRule.LLM: 256,
+        TextRule.LLM: 320,
         TextRule.BLOCKED_LLM: 192,
     }
 )
