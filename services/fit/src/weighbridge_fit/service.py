@@ -47,7 +47,7 @@ async def build(context: ServerContext) -> FitService:
     channel = open_channel(target)
     root = ModelsRoot(settings.models_root.expanduser())
     reader = HeaderReader(root, settings.max_concurrent_reads)
-    catalogue = Catalogue(weighbridge_catalog.MODELS, settings.catalog_folder.expanduser())
+    catalogue = Catalogue(weighbridge_catalog.MODELS, settings.own_manifests())
     shelf = Shelf(catalogue, reader, root, folder)
     ledger = LedgerClient(channel, settings.ledger_timeout_s)
     servicer = FitServicer(ModelDesk(reader, shelf), shelf, ledger)

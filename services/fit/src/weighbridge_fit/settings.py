@@ -51,10 +51,14 @@ class FitSettings(ServiceSettings):
         """
         root = Path(os.path.realpath(self.models_root.expanduser()))
         chosen = self.pull_folder or ("~/.weighbridge/models" if root == Path(root.anchor) else str(root))
-        folder = Path(os.path.realpath(Path(chosen).expanduser()))
+        folder = Path(os.path.realpath(_expanded(Path(chosen)) or root))
         if not folder.is_relative_to(root):
             raise ValueError(f"{folder} is not under the models root {root}: nothing there could be opened")
         return folder
+
+    def own_manifests(self) -> Path | None:
+        """The folder of the user's manifests; None for a user who has no home."""
+        return _expanded(self.catalog_folder)
 
     def ledger_address(self) -> str:
         """The gRPC target of the ledger.
@@ -67,3 +71,11 @@ class FitSettings(ServiceSettings):
         environ = {**os.environ, "WEIGHBRIDGE_RUN_DIR": self.run_dir} if self.run_dir else dict(os.environ)
         environ.pop(targets.target_variable("ledger"), None)
         return targets.target("ledger", environ)
+
+
+def _expanded(path: Path) -> Path | None:
+    """The path with the user's home in it; None where it needs one and there is none, as for a container's bare uid."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return None
