@@ -182,7 +182,10 @@ def test_graphs_that_were_never_fitted_to_are_priced_as_well(capsys: pytest.Capt
     assert outside == []
 
 
-def script() -> ModuleType:
+@pytest.fixture(name="script")
+def calibration_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as `python services/fit/calibrate/sd.py` runs it, with its neighbours importable."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("calibrate_sd", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -190,19 +193,17 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_calibration_is_what_the_script_makes_of_the_rows() -> None:
-    module = script()
-    assert module.OUTPUT.read_text("utf-8") == module.document(*module.read())
+def test_the_calibration_is_what_the_script_makes_of_the_rows(script: ModuleType) -> None:
+    assert script.OUTPUT.read_text("utf-8") == script.document(*script.read())
 
 
-def test_the_script_never_reads_the_held_out_graphs() -> None:
-    module = script()
-    measured, sized = module.read()
-    assert module.document(measured, sized | {"held_out": None}) == module.OUTPUT.read_text("utf-8")
+def test_the_script_never_reads_the_held_out_graphs(script: ModuleType) -> None:
+    measured, sized = script.read()
+    assert script.document(measured, sized | {"held_out": None}) == script.OUTPUT.read_text("utf-8")
 
 
-def test_every_figure_names_its_build_and_date() -> None:
-    document = json.loads(script().OUTPUT.read_text("utf-8"))
+def test_every_figure_names_its_build_and_date(script: ModuleType) -> None:
+    document = json.loads(script.OUTPUT.read_text("utf-8"))
     assert document["build"].startswith("stable-diffusion-cpp-python 0.4.7")
     assert document["date"] == "2026-11-30"
     assert set(document["diffusion"]) == set(ARCHITECTURES)
