@@ -16,7 +16,7 @@ from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.catalog.manifest import read_manifest
 from weighbridge_fit.catalog.resolve import known_by_sizes
 from weighbridge_fit.claim import Claim as FitClaim
-from weighbridge_fit.claim import claim_for
+from weighbridge_fit.claim import DeviceClaim, claim_for
 from weighbridge_fit.facts import ComponentTotal, TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.families.mlx import MlxFamily, compute_device
 from weighbridge_fit.families.sd import SdFamily
@@ -32,7 +32,7 @@ from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.plans.sd.options import SdRequest
 from weighbridge_fit.solving import solve_context as solve_for
 from weighbridge_fit.solving import solve_size
-from weighbridge_fit.verdict import Verdict, judge
+from weighbridge_fit.verdict import Verdict, judge, uses_card
 from weighbridge_fit.wire.answer import claim_message
 from weighbridge_fit.wire.machine import capacity_from
 from weighbridge_ledger.book.charging import NOTHING_USED, on_cards, static_shortage
@@ -194,7 +194,7 @@ def test_a_card_holds_nothing_of_an_mlx_model(ram: int, card: int, limit: int | 
         assert made.assessment.reason_code == "EXCEEDS_LIMIT"
 
 
-BOUNDS = st.lists(st.integers(0, 40) | st.integers(0, 40 * GIB), min_size=3, max_size=3).map(sorted)
+BOUNDS = st.lists(st.integers(0, 24).map(lambda size: size * GIB), min_size=3, max_size=3).map(sorted)
 LINES = st.lists(
     st.builds(
         lambda bounds, phase, on_device: Line(
@@ -209,8 +209,17 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
-@given(LINES, MACHINES, LIMITS, st.booleans())
+SMALL_MACHINES = st.builds(
+    machine_of,
+    st.sampled_from([Pool.DISCRETE, Pool.DISCRETE, Pool.UNIFIED, Pool.CPU]),
+    st.integers(1, 64).map(lambda size: size * GIB),
+    st.lists(st.integers(1, 24).map(lambda size: size * GIB), min_size=1, max_size=3),
+)
+SMALL_LIMITS = st.none() | st.integers(1, 60).map(lambda size: size * GIB)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(LINES, SMALL_MACHINES, SMALL_LIMITS, st.booleans())
 def test_any_requirement_is_refused_by_both_or_by_neither(
     lines: list[Line], machine: Machine, limit: int | None, only_largest: bool
 ) -> None:
@@ -224,6 +233,26 @@ def test_any_requirement_is_refused_by_both_or_by_neither(
     verdict = judge(needed, capacity).verdict
     shortage = refused(claim_for(needed, capacity, verdict), machine, limit)
     assert (verdict is Verdict.WONT_RUN) == (shortage is not None)
+    # And it is said exactly where even the least there is to place finds no place.
+    on_card = uses_card(needed, capacity)
+    least = (
+        FitClaim(needed.host.low, 0, (DeviceClaim("", needed.device.low),) if needed.device.low else ())
+        if on_card
+        else FitClaim(needed.total.low, 0)
+    )
+    nowhere = refused(least, machine, limit) is not None or (on_card and needed.total.low > capacity.total.effective)
+    assert (verdict is Verdict.WONT_RUN) == nowhere
+
+
+def test_several_cards_are_not_one_large_card() -> None:
+    """20 GiB on one of three cards with 7.6 each: 12.4 spill, and 6 GiB of host memory do not hold them."""
+    machine = machine_of(Pool.DISCRETE, 10 * GIB, [8 * GIB] * 3)
+    capacity = ceilings_seen_by_fit(machine, None)
+    weights = Range.exactly(20 * GIB)
+    needed = requirement((Line("x", Phase.RESIDENT, weights, FigureSource.DERIVED, "", on_device=True),))
+    assert needed.total.low < capacity.total.effective
+    assert judge(needed, capacity).verdict is Verdict.WONT_RUN
+    assert refused(claim_for(needed, capacity, Verdict.WONT_RUN), machine, None) is not None
 
 
 def diffusion_model(text: int, diffusion: int, vae: int) -> Model:
