@@ -1,9 +1,9 @@
 """The safetensors header, from bytes to tensors.
 
-Two paths with one meaning. Writers emit one of two canonical layouts (fields in the order of the Rust library, or
-sorted as MLX writes them), which a regular expression walks in C; anything else that is valid JSON takes the strict
-path. The fast path accepts only what it has covered to the last byte, so that it can never read a header differently
-from the strict one.
+Two paths with one meaning. Writers emit one of a few canonical layouts (fields in the order of the Rust library, sorted
+as MLX writes them, or with the spaces of Python's json), which a regular expression walks in C; anything else that is
+valid JSON takes the strict path. The fast path accepts only what it has covered to the last byte, so that it can never
+read a header differently from the strict one.
 """
 
 import json
@@ -29,24 +29,39 @@ MAX_METADATA_VALUE = 4096
 MAX_DIMENSIONS = 64
 _DTYPE = re.compile(r"[A-Za-z0-9_]{1,32}")
 
-_NAME = rb'"([^"\\\x00-\x1f]++)"'
-_OFFSETS = rb'"data_offsets":\[([0-9]++,[0-9]++)\]'
-_LAYOUT = rb'("dtype":"\w++","shape":\[[0-9,]*+\])'
-# Another entry follows, or the object closes at the very end.
-_ENTRY_END = rb"\}(?:,|\}\Z)"
-# name, layout, offsets
-_RUST_ORDER = re.compile(_NAME + rb":\{" + _LAYOUT + rb"," + _OFFSETS + _ENTRY_END)
-# name, offsets, layout
-_SORTED_ORDER = re.compile(_NAME + rb":\{" + _OFFSETS + rb"," + _LAYOUT + _ENTRY_END)
+
+class _Writer(NamedTuple):
+    """How a program lays out an entry: the pattern of one, the groups in it that are name, layout (dtype and shape as
+    text) and offsets, and how many bytes of an entry are in none of them."""
+
+    entry: re.Pattern[bytes]
+    groups: tuple[int, int, int]
+    comma: bytes
+    overhead: int
+
+
+def _writer(order: str, colon: bytes, comma: bytes) -> _Writer:
+    # Groups end at the next byte that cannot be part of one, which is the fastest a pattern can be; what they hold is
+    # looked at afterwards, all names or layouts at once.
+    layout = rb'("dtype"' + colon + rb'"[^\]]++\])'
+    offsets = rb'"data_offsets"' + colon + rb"\[([0-9]++" + comma + rb"[0-9]++)\]"
+    fields = (layout, offsets) if order == "rust" else (offsets, layout)
+    # Another entry follows, or the object closes at the very end.
+    pattern = rb'"([^"]++)"' + colon + rb"\{" + fields[0] + comma + fields[1] + rb"\}(?:" + comma + rb"|\}\Z)"
+    plain = b'""' + colon + b"{" + comma + b'"data_offsets"' + colon + b"[]}" + comma
+    return _Writer(re.compile(pattern), (0, 1, 2) if order == "rust" else (0, 2, 1), comma, len(plain))
+
+
+_WRITERS = (_writer("rust", b":", b","), _writer("sorted", b":", b","), _writer("rust", b": ", b", "))
+# What JSON allows in a text only as an escape, which the fast path leaves to the strict one.
+_ESCAPED = bytes(range(0x20)) + b"\\"
 _SIZE = rb"(?:0|[1-9][0-9]{0,18}+)"
-_SHAPE = rb"(?:" + _SIZE + rb"(?:," + _SIZE + rb"){0,63}+)?"
-_LAYOUT_PARTS = re.compile(rb'"dtype":"([A-Za-z0-9_]{1,32}+)","shape":\[(' + _SHAPE + rb")\]")
-# Bytes of an entry that are in none of its three groups: quotes, field names, brackets and the separator.
-_ENTRY_OVERHEAD = len(b'"":{,"data_offsets":[]},')
+_SHAPE = rb"(?:" + _SIZE + rb"(?:, ?" + _SIZE + rb"){0,63}+)?"
+_LAYOUT_PARTS = re.compile(rb'"dtype": ?"([A-Za-z0-9_]{1,32}+)", ?"shape": ?\[(' + _SHAPE + rb")\]")
 
 _TEXT = rb'"[^"\\\x00-\x1f]*+"'
-_PAIR = _TEXT + rb":" + _TEXT
-_METADATA = re.compile(rb'"__metadata__":(\{(?:' + _PAIR + rb"(?:," + _PAIR + rb")*+)?\}),")
+_PAIR = _TEXT + rb": ?" + _TEXT
+_METADATA = re.compile(rb'"__metadata__": ?(\{(?:' + _PAIR + rb"(?:, ?" + _PAIR + rb")*+)?\}), ?")
 
 
 # dtype, shape, elements, bytes
@@ -54,25 +69,24 @@ Layout = tuple[str, tuple[int, ...], int, int]
 
 
 class Entries(NamedTuple):
-    """Checked entries: columns of equal length, and the few kinds (layout as written, bytes) that tensors are of."""
+    """Checked entries: columns of equal length, and the few kinds that tensors are of."""
 
     raw_names: list[bytes]
-    written: list[Any]
     begins: list[int]
     ends: list[int]
     sizes: list[int]
-    counts: Counter[tuple[Any, int]]
-    layouts: dict[tuple[Any, int], Layout]
+    kinds: list[Any]
+    counts: Counter[Any]
+    layouts: dict[Any, Layout]
     metadata: dict[str, str]
 
     def tensors(self) -> tuple[TensorFact, ...]:
         """The tensors in file order. Names are decoded here: totals do without."""
-        kinds = zip(self.written, self.sizes, strict=True)
-        columns = zip(*map(self.layouts.__getitem__, kinds), strict=True)
+        columns = zip(*map(self.layouts.__getitem__, self.kinds), strict=True)
         names = [name.decode("utf-8") for name in self.raw_names]
         return tuple(map(TensorFact._make, zip(names, *columns, strict=True)))
 
-    def kinds(self) -> Iterator[tuple[str, int, int, int]]:
+    def totals(self) -> Iterator[tuple[str, int, int, int]]:
         """Kinds of tensors: dtype, how many there are, elements and bytes of each."""
         for kind, count in self.counts.items():
             dtype, _, elements, size = self.layouts[kind]
@@ -102,7 +116,7 @@ class Header:
 
     def precisions(self) -> tuple[PrecisionTotal, ...]:
         """Totals per dtype, from the kinds of tensors rather than from each tensor."""
-        return precision_totals(self.entries.kinds())
+        return precision_totals(self.entries.totals())
 
 
 def parse(header: bytes, data_bytes: int) -> Header:
@@ -112,36 +126,50 @@ def parse(header: bytes, data_bytes: int) -> Header:
     errors are file offsets.
     """
     try:
-        entries = entries_of(header)
+        return Header(len(header), entries_of(header, data_bytes))
     except WeightError as error:
         offset = None if error.offset is None else error.offset + PREFIX_BYTES
         raise WeightError(error.reason, error.message, offset=offset) from error
-    _check_tiling(entries, data_bytes, PREFIX_BYTES + len(header))
-    return Header(len(header), entries)
 
 
-def entries_of(header: bytes) -> Entries:
-    """The entries of a header, or of a part of one that is a JSON object itself; where in the file their data lies is
-    not looked at. Offsets in errors count from the header's start."""
+def entries_of(header: bytes, data_bytes: int | None = None) -> Entries:
+    """The entries of a whole header, or without `data_bytes` of a part of one that is a JSON object itself: whether
+    their data is apart and covers the file is then not looked at. Offsets in errors count from the header's start."""
     fast = _fast_columns(header)
     if fast is not None:
         try:
-            return _entries(fast)
+            return _entries(header, fast, data_bytes)
         except WeightError:
             pass  # What is wrong is for the strict path to say: both must say the same.
-    return _entries(_strict_columns(header))
+    return _entries(header, _strict_columns(header), data_bytes)
 
 
-def _entries(columns: "Columns") -> Entries:
+def _entries(header: bytes, columns: "Columns", data_bytes: int | None) -> Entries:
     names, layouts, begins, ends, metadata = columns
     if len(set(names)) != len(names):
         twice = Counter(names).most_common(1)[0][0]
         raise WeightError(WeightReason.DUPLICATE_KEY, f"the header names the tensor {shown(twice)} twice")
     sizes = list(map(sub, ends, begins))
-    # Thousands of tensors are of a dozen kinds; each kind is checked once.
-    counts = Counter(zip(layouts, sizes, strict=True))
-    checked = {kind: _checked_size(*kind) for kind in counts}
-    return Entries(names, layouts, begins, ends, sizes, counts, checked, metadata)
+    if data_bytes is not None:
+        _check_tiling(names, begins, ends, sizes, data_bytes, len(header))
+    elif sizes and min(sizes) < 0:
+        raise WeightError(WeightReason.BAD_OFFSETS, "a tensor ends before it begins")
+    kinds, counts, checked = _kinds(layouts, sizes)
+    return Entries(names, begins, ends, sizes, kinds, counts, checked, metadata)
+
+
+def _kinds(layouts: list[Any], sizes: list[int]) -> tuple[list[Any], Counter[Any], dict[Any, Layout]]:
+    """The kind of each tensor, how many there are of each, and what each is. Thousands of tensors are of a dozen kinds;
+    each kind is checked once."""
+    counts = Counter(layouts)
+    found = {layout: _parsed(layout) for layout in counts}
+    expected = {layout: kind[3] for layout, kind in found.items()}
+    if list(map(expected.__getitem__, layouts)) == sizes:
+        return layouts, counts, found
+    # A dtype without a known width: its tensors of one shape may differ in bytes.
+    kinds = list(zip(layouts, sizes, strict=True))
+    checked = {(layout, size): _checked_size(found[layout], size) for layout, size in dict.fromkeys(kinds)}
+    return kinds, Counter(kinds), checked
 
 
 # names (valid UTF-8), layouts (dtype and shape, or canonical JSON of them), begins, ends, metadata
@@ -161,22 +189,25 @@ def _fast_columns(header: bytes) -> Columns | None:
             metadata = _checked_metadata(loads_pairs(found.group(1)))
         except WeightError:  # The strict path knows the place in the whole header.
             return None
-    if _RUST_ORDER.match(body, position):
-        names, layouts, offsets = zip(*_RUST_ORDER.findall(body, position), strict=True)
-    elif _SORTED_ORDER.match(body, position):
-        names, offsets, layouts = zip(*_SORTED_ORDER.findall(body, position), strict=True)
-    else:
+    writer = next((known for known in _WRITERS if known.entry.match(body, position)), None)
+    if writer is None:
         return None
+    groups = tuple(zip(*writer.entry.findall(body, position), strict=True))
+    names, layouts, offsets = (groups[group] for group in writer.groups)
     # Nothing was skipped when the entries found are exactly as long as the text they were found in.
     joined_names, joined_offsets = b'"'.join(names), b",".join(offsets)
-    covered = len(joined_names) + len(joined_offsets) + len(b"".join(layouts)) + _ENTRY_OVERHEAD * len(names)
-    if position + covered - 2 * (len(names) - 1) != len(body):
+    covered = len(joined_names) + len(joined_offsets) + len(b"".join(layouts)) + writer.overhead * len(names)
+    # The last entry's comma is the object's bracket; a comma of two bytes is one too many for it.
+    surplus = 2 * (len(names) - 1) + len(writer.comma) - 1
+    if position + covered - surplus != len(body):
         return None
     try:
         numbers = json.loads(b"[" + joined_offsets + b"]")
         if not joined_names.isascii():
             joined_names.decode("utf-8")
     except ValueError:  # Leading zeros, absurdly long numbers, broken UTF-8: the strict path has the words for it.
+        return None
+    if len(joined_names.translate(None, _ESCAPED)) != len(joined_names):
         return None
     if METADATA_KEY.encode() in names:
         return None
@@ -255,12 +286,19 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _check_tiling(entries: Entries, data_bytes: int, data_start: int) -> None:
+def _check_tiling(
+    names: list[bytes], begins: list[int], ends: list[int], sizes: list[int], data_bytes: int, data_start: int
+) -> None:
     """The tensors must cover the data section once each: a gap hides bytes, an overlap counts them twice."""
-    names, _, begins, ends, sizes, *_ = entries
-    starts, stops = set(begins), set(ends)
-    if len(starts) == len(stops) == len(names) > 0 and min(sizes) > 0 and starts ^ stops == {0, data_bytes}:
-        return  # Every tensor has bytes, and each end but the last is exactly one other's begin.
+    starts = set(begins)
+    if (
+        len(starts) == len(names) > 0
+        and starts.difference(ends) == {0}
+        and data_bytes not in starts
+        and data_bytes in ends
+        and min(sizes) > 0
+    ):
+        return  # Every tensor has bytes, and each begin but the first is exactly one other's end.
     position = 0
     for begin, end, name in sorted(zip(begins, ends, names, strict=True)):
         if begin != position:
@@ -277,15 +315,21 @@ def _check_tiling(entries: Entries, data_bytes: int, data_start: int) -> None:
         raise WeightError(reason, message, offset=data_start + min(position, data_bytes))
 
 
-def _checked_size(layout: Any, size: int) -> Layout:
-    """dtype, shape, elements and bytes of one kind of tensor."""
+def _parsed(layout: Any) -> Layout:
+    """dtype, shape, elements and bytes of a layout; -1 bytes when its dtype does not say how many."""
     dtype, shape = _layout_from_text(layout) if isinstance(layout, bytes) else layout
     elements = prod(shape)
     if elements > MAX_ELEMENTS:
         raise WeightError(WeightReason.BAD_SHAPE, "a tensor's shape multiplies to more elements than any file can hold")
     width = BYTES_PER_ELEMENT.get(dtype)
-    if width is not None and elements * width != size:
-        message = f"a {dtype} tensor of shape {list(shape)} stores {size} bytes where {elements * width} belong"
+    return dtype, shape, elements, -1 if width is None else elements * width
+
+
+def _checked_size(layout: Layout, size: int) -> Layout:
+    """The layout with the bytes that one of its tensors stores."""
+    dtype, shape, elements, expected = layout
+    if expected not in (-1, size):
+        message = f"a {dtype} tensor of shape {list(shape)} stores {size} bytes where {expected} belong"
         raise WeightError(WeightReason.SIZE_MISMATCH, message)
     return dtype, shape, elements, size
 

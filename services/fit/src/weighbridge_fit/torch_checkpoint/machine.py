@@ -73,7 +73,12 @@ class Machine:
         stream, handlers = self._stream, _HANDLERS
         while True:
             for _ in range(OPCODES_PER_TICK):
-                opcode = stream.byte()
+                at = stream.at
+                if at < len(stream.data):
+                    opcode = stream.data[at]
+                    stream.at = at + 1
+                else:
+                    opcode = stream.byte()
                 if opcode == _STOP:
                     value = self._pop()
                     if self._stack:

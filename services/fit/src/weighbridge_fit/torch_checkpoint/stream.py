@@ -91,61 +91,62 @@ class PickleStream:
     def __init__(self, source: Source, budget: ParseBudget) -> None:
         self._source = source
         self._budget = budget
-        self._data = b""
-        self._at = 0
+        # What is held and how far it has been taken: the machine looks at both for its opcodes.
+        self.data = b""
+        self.at = 0
         self._before = 0
         self._read = 0
 
     @property
     def offset(self) -> int:
         """How many bytes have been taken."""
-        return self._before + self._at
+        return self._before + self.at
 
     def byte(self) -> int:
         """The next byte."""
-        if self._at >= len(self._data):
+        if self.at >= len(self.data):
             self._fill(1)
-        value = self._data[self._at]
-        self._at += 1
+        value = self.data[self.at]
+        self.at += 1
         return value
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes; the caller has bounded the length."""
-        end = self._at + length
-        if end > len(self._data):
+        end = self.at + length
+        if end > len(self.data):
             self._fill(length)
-            end = self._at + length
-        piece = self._data[self._at : end]
-        self._at = end
+            end = self.at + length
+        piece = self.data[self.at : end]
+        self.at = end
         return piece
 
     def line(self, longest: int) -> bytes:
         """The next bytes up to a line feed, without it. Raises PICKLE_INVALID when none comes in time."""
-        end = self._data.find(b"\n", self._at, self._at + longest)
+        end = self.data.find(b"\n", self.at, self.at + longest)
         if end < 0:
             self._fill(longest, partly=True)
-            end = self._data.find(b"\n", self._at, self._at + longest)
+            end = self.data.find(b"\n", self.at, self.at + longest)
             if end < 0:
                 raise WeightError(WeightReason.PICKLE_INVALID, "a name in the pickle never ends", offset=self.offset)
-        piece = self._data[self._at : end]
-        self._at = end + 1
+        piece = self.data[self.at : end]
+        self.at = end + 1
         return piece
 
     def skip(self, length: int) -> None:
         """Passes over `length` bytes without holding them."""
-        held = len(self._data) - self._at
+        held = len(self.data) - self.at
         if length <= held:
-            self._at += length
+            self.at += length
             return
         self._source.skip(length - held)
-        self._before += self._at + length
-        self._data, self._at = b"", 0
+        self._before += self.at + length
+        self.data, self.at = b"", 0
         self._budget.check(self.offset)
 
     def _fill(self, length: int, partly: bool = False) -> None:
         """Makes `length` bytes available. Raises TRUNCATED when the record has fewer, unless `partly`."""
-        held = self._data[self._at :]
-        self._before += self._at
+        held = self.data[self.at :]
+        self._before += self.at
         pieces = [held]
         have = len(held)
         while have < length:
@@ -154,7 +155,7 @@ class PickleStream:
                 break
             pieces.append(piece)
             have += len(piece)
-        self._data, self._at = b"".join(pieces), 0
+        self.data, self.at = b"".join(pieces), 0
         self._read += have - len(held)
         # Only what was really read buys time; what is skipped does not.
         self._budget.grow(self._read)
