@@ -1,9 +1,10 @@
 """The law of caches: how it rounds, what engines make of each kind of layer, and what must hold for every shape."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from fit_shapes import CONFIGS, MIB, geometry
+from fit_shapes import CONFIGS, MIB, dense, geometry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighbridge_fit.geometry import LayerKind, LayerMeasure, ModelGeometry
@@ -52,16 +53,41 @@ def test_vllm_takes_blocks_of_16_tokens_for_every_layer(tokens: int, blocks: int
     assert (held.growing, held.windowed) == (2 * 512 * 16 * blocks, 2 * 3 * 512 * 16 * blocks)
 
 
+NEMOTRON_NANO_9B = dense(56, 40, 8, 128, 4480, model_type="nemotron_h", hybrid_override_pattern="M-M*" * 14) | {
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "n_groups": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "block", "padding_percent"),
+    [
+        # As logged: attention blocks in tokens, and by how much a state's page is padded.
+        (CONFIGS["Qwen3.6-27B"], 784, 0.13),
+        (CONFIGS["Qwen3.6-35B-A3B"], 1056, 0.76),
+        (NEMOTRON_NANO_9B, 672, None),
+    ],
+)
+def test_vllm_blocks_are_as_long_as_it_logs_them(
+    config: dict[str, Any], block: int, padding_percent: float | None
+) -> None:
+    found = geometry_from_config(config)
+    assert found is not None
+    assert kv_vllm.block_tokens(found, plain(2)) == block
+    if padding_percent is not None:
+        heads = found.delta_value_heads
+        state = heads * 128 * 128 * 4 + 3 * (2 * 16 + heads) * 128 * 2
+        page = block * 2 * found.kv_heads * 256 * 2
+        assert 100 * (page - state) / state == pytest.approx(padding_percent, abs=0.005)
+
+
 def test_vllm_pages_hold_a_state_where_layers_keep_one() -> None:
-    """Qwen3.6-27B: a state is 48 x 128 x 128 x 4 + 3 x 10,240 x 2 bytes, and a token of a full layer 4,096."""
-    found = geometry("Qwen3.6-27B")
-    state = 48 * 128 * 128 * 4 + 3 * 10_240 * 2
-    assert state == 3_207_168
-    block = 784
-    assert (block - 16) * 4096 < state <= block * 4096
-    held = kv.cache_bytes(found, KvLaw.VLLM, 10_000, sequences=3)
-    assert held.state == 3 * 48 * block * 4096
-    assert held.growing == 3 * 16 * 4096 * (13 * block)
+    held = kv.cache_bytes(geometry("Qwen3.6-27B"), KvLaw.VLLM, 10_000, sequences=3)
+    assert held.state == 3 * 48 * 784 * 4096
+    assert held.growing == 3 * 16 * 4096 * (13 * 784)
 
 
 def test_mlx_grows_in_slabs_and_rotates_windows_of_the_models_that_it_rotates() -> None:

@@ -49,13 +49,12 @@ def cache_bytes(
     `micro_batch`: tokens computed at once (MLX: the prefill step); 0 is the engine's default. Exact where the engine
     allocates at load (llama.cpp, vLLM); for MLX what is held once the context is full.
     """
-    stored, width = kv_type or unquantised(geometry), geometry.activation_bytes or 2
-    rows = layer_rows(geometry)
+    stored = kv_type or unquantised(geometry)
     if law is KvLaw.LLAMA_CPP:
         batch = micro_batch or kv_llama_cpp.DEFAULT_MICRO_BATCH
-        return kv_llama_cpp.cache_bytes(rows, context_tokens, sequences, stored, batch)
+        return kv_llama_cpp.cache_bytes(layer_rows(geometry), context_tokens, sequences, stored, batch)
     if law is KvLaw.VLLM:
-        return kv_vllm.cache_bytes(rows, context_tokens, sequences, stored, width)
+        return kv_vllm.cache_bytes(geometry, context_tokens, sequences, stored)
     return kv_mlx.cache_bytes(geometry, context_tokens, sequences, stored, micro_batch or MLX_PREFILL_STEP)
 
 

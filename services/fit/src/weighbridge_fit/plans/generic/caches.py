@@ -1,7 +1,7 @@
 """The cache lines that all laws have: one for each kind of memory."""
 
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.laws import kv, kv_llama_cpp, kv_mlx
+from weighbridge_fit.laws import kv, kv_llama_cpp, kv_mlx, kv_vllm
 from weighbridge_fit.laws.kv import KvLaw
 from weighbridge_fit.laws.kv_layers import LayerRow, layer_rows
 from weighbridge_fit.laws.kv_sum import CacheBytes
@@ -62,19 +62,14 @@ def _most(geometry: ModelGeometry, shape: GenericShape) -> CacheBytes:
     if shape.law is KvLaw.MLX:
         # Chunks that are no whole slabs leave the most slots.
         return kv_mlx.cache_bytes(geometry, shape.context_tokens, shape.slots, shape.kv_type, 1)
-    held = cache_of(geometry, shape)
-    if shape.law is KvLaw.LLAMA_CPP:
-        # Without --kv-unified each conversation has a window and a physical batch of its own.
-        alone = kv_llama_cpp.cache_bytes(
-            layer_rows(geometry), shape.context_tokens, 1, shape.kv_type, shape.micro_batch_tokens
-        ).times(shape.slots)
-        return CacheBytes(
-            max(held.growing, alone.growing),
-            max(held.windowed, alone.windowed),
-            max(held.latent, alone.latent),
-            max(held.state, alone.state),
-        )
-    return held
+    if shape.law is KvLaw.VLLM:
+        # --mamba-ssm-cache-dtype float32, which some models are served with.
+        return kv_vllm.cache_bytes(geometry, shape.context_tokens, shape.slots, shape.kv_type, kv_vllm.FLOAT32_BYTES)
+    # Without --kv-unified each conversation has a window and a physical batch of its own.
+    alone = kv_llama_cpp.cache_bytes(
+        layer_rows(geometry), shape.context_tokens, 1, shape.kv_type, shape.micro_batch_tokens
+    )
+    return alone.times(shape.slots)
 
 
 def _line(component: str, held: int, most: int, shape: GenericShape, basis: str) -> Line:
