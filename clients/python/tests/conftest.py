@@ -154,7 +154,9 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
         # One model to a page, so that callers must follow the tokens.
         at = int(request.page_token or 0)
         whole = self.state.fits
-        page = fit_service_pb2.ListFitsResponse(capacity=whole.capacity, fits=whole.fits[at : at + 1])
+        page = fit_service_pb2.ListFitsResponse(
+            capacity=whole.capacity, fits=whole.fits[at : at + 1], notes=whole.notes
+        )
         page.next_page_token = str(at + 1) if at + 1 < len(whole.fits) else ""
         return page
 

@@ -60,6 +60,12 @@ def test_the_catalogue_is_one_row_for_each_model_from_every_page(catalogue: Any)
     assert "1 of 3 run here." in result.stdout
 
 
+def test_manifests_that_were_left_out_are_told_as_they_are(catalogue: Any) -> None:
+    catalogue.fits.notes.append("mine.json, [red]name: Field required.")
+    lines = run("fits").stdout.splitlines()
+    assert [line for line in lines if "mine.json" in line] == ["Left out: mine.json, [red]name: Field required."]
+
+
 def test_the_catalogue_can_be_asked_in_part(catalogue: Any) -> None:
     printed = json.loads(run("fits", "small", "--runs", "--kind", "image", "--quality", "high", "--json").stdout)
     assert [fit["catalog_id"] for fit in printed["fits"]] == ["small"]

@@ -173,9 +173,13 @@ async def test_a_broken_manifest_is_said_wherever_it_is_missed(fit: Any, ledger:
     (note,) = listed.notes
     assert note.startswith("mine.json, version: ")
     assert list((await fit.ListFits(pb.ListFitsRequest(catalog_ids=["sd-1.5"]))).notes) == [note]
-    failure = await refusal(fit.GetModel(pb.GetModelRequest(catalog_id="mine")))
-    assert failure.reason == "MODEL_NOT_FOUND"
-    assert note in failure.message
+    for call in (
+        fit.GetModel(pb.GetModelRequest(catalog_id="mine")),
+        fit.PlanModel(pb.PlanModelRequest(model=at("mine"))),
+    ):
+        failure = await refusal(call)
+        assert failure.reason == "MODEL_NOT_FOUND"
+        assert note in failure.message
 
 
 async def test_a_model_on_disk_is_planned_from_its_headers(fit: Any, ledger: FakeLedger, tiny: Path) -> None:

@@ -226,17 +226,6 @@ def test_the_range_of_a_chat_model_is_what_the_page_says() -> None:
     assert small.total.low == 600 * mib + 1007 + 128 * mib
 
 
-def test_the_range_of_a_tree_is_what_the_page_says() -> None:
-    files = (
-        CatalogFile("a/x.safetensors", "a", 6),
-        CatalogFile("a/y.safetensors", "a", 4),
-        CatalogFile("b/x.bin", "b", 8),
-    )
-    entry = CatalogEntry("v", "1.0.0", "V", Use.VIDEO, Engine.GENERIC, files, "MIT")
-    total = ranged.plausible(entry).total
-    assert (total.low, total.expected, total.high) == (5, 18 + 4 * GIB, 18 + 24 * GIB)
-
-
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 20), st.integers(1, 64), st.integers(1, 1 << 20))
 def test_a_range_grows_with_files_context_and_conversations(size: int, context: int, slots: int, more: int) -> None:
     base = ranged.plausible(mlx_entry(size), context, slots).total

@@ -8,6 +8,7 @@ from weighbridge_proto.errors import RequestError, failed_precondition, invalid_
 from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.catalog.manifest import is_id
 from weighbridge_fit.catalog.resolve import known_by_sizes
 from weighbridge_fit.catalog.shelf import Shelf
 from weighbridge_fit.catalog.store import Snapshot
@@ -97,7 +98,8 @@ class ModelDesk:
         try:
             path = await self._reader.resolve(reference)
         except ModelNotFoundError as error:
-            raise model_not_found(reference) from error
+            # A person who names no path may have meant an id.
+            raise model_not_found(reference, _hint(await self._shelf.snapshot(), reference)) from error
         try:
             pulled = await self._shelf.named_by(path)
             if pulled is not None:
@@ -112,11 +114,18 @@ def entry_of(snapshot: Snapshot, catalog_id: str) -> CatalogEntry:
     entry = snapshot.entries.get(catalog_id)
     if entry is not None:
         return entry
+    message = f"There is no model {catalog_id[:200]!r} in the catalogue.{_hint(snapshot, catalog_id)}"
+    raise not_found("MODEL_NOT_FOUND", message)
+
+
+def _hint(snapshot: Snapshot, catalog_id: str) -> str:
+    """What may have been meant by an id that is none, by the catalogue alone; "" where nothing is near."""
+    if not is_id(catalog_id):
+        return ""
     file = f"{catalog_id}.json"
     broken = [sentence for sentence in snapshot.problems if sentence.startswith((f"{file}:", f"{file},"))]
-    near = snapshot.near(catalog_id[:200])
-    hint = f" Its manifest was left out: {broken[0]}" if broken else f" Did you mean {near}?" if near else ""
-    raise not_found("MODEL_NOT_FOUND", f"There is no model {catalog_id[:200]!r} in the catalogue.{hint}")
+    near = snapshot.near(catalog_id)
+    return f" Its manifest was left out: {broken[0]}" if broken else f" Did you mean {near}?" if near else ""
 
 
 def malformed(error: WeightError) -> RequestError:
@@ -139,9 +148,9 @@ def reason_of(error: WeightError) -> str:
     return _REASONS.get(error.reason, "MALFORMED_WEIGHTS")
 
 
-def model_not_found(reference: str) -> RequestError:
+def model_not_found(reference: str, hint: str = "") -> RequestError:
     """One sentence for absent and forbidden: the difference would tell what exists outside the models root."""
-    return not_found("MODEL_NOT_FOUND", f"There is no model {reference[:200]!r} under the models root.")
+    return not_found("MODEL_NOT_FOUND", f"There is no model {reference[:200]!r} under the models root.{hint}")
 
 
 def not_on_disk(entry: CatalogEntry) -> RequestError:

@@ -101,21 +101,13 @@ def _fit_of(
             )
     if not has_facts(model) and ranged.can_be_ranged(entry):
         made_by_range = by_range(ranged.plausible(entry), capacity, entry.catalog_id)
-        return _message(entry, made_by_range, default_workload(entry), here)
+        return _message(entry, made_by_range, default_chat(), here)
     return _message(entry, guess(model.facts, capacity, why), plan_pb2.Workload(), here)
 
 
-def default_workload(entry: CatalogEntry) -> plan_pb2.Workload:
+def default_chat() -> plan_pb2.Workload:
     """What a range is made for when nobody says."""
-    if entry.use is Use.CHAT:
-        return plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=ranged.DEFAULT_CONTEXT, slots=1))
-    return plan_pb2.Workload(
-        image=plan_pb2.ImageWorkload(
-            width_px=entry.width.usual if entry.width else 0,
-            height_px=entry.height.usual if entry.height else 0,
-            frames=entry.frames.usual if entry.frames else 0,
-        )
-    )
+    return plan_pb2.Workload(chat=plan_pb2.ChatWorkload(context_tokens=ranged.DEFAULT_CONTEXT, slots=1))
 
 
 def _message(entry: CatalogEntry, made: Guess, workload: plan_pb2.Workload, here: Installed | None) -> pb.ModelFit:

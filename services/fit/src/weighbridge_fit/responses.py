@@ -11,7 +11,7 @@ from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.catalog.resolve import disagreement, has_facts
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.lines import Source
-from weighbridge_fit.listing import default_workload
+from weighbridge_fit.listing import default_chat
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
 from weighbridge_fit.planning import Answer, Guess, by_range, guess
@@ -102,15 +102,12 @@ def ranged_or_guessed(
     entry, ceilings = model.entry, capacity_from(capacity)
     if entry is None or has_facts(model) or not ranged.can_be_ranged(entry):
         return guessed(model, guess(model.facts, ceilings, why), capacity)
-    workload = default_workload(entry)
-    if workload.HasField("chat"):
-        workload.chat.MergeFrom(request.workload.chat)
-        context, slots = workload.chat.context_tokens, workload.chat.slots
-        if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
-            raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
-    made = by_range(
-        ranged.plausible(entry, workload.chat.context_tokens, workload.chat.slots), ceilings, entry.catalog_id
-    )
+    workload = default_chat()
+    workload.chat.MergeFrom(request.workload.chat)
+    context, slots = workload.chat.context_tokens, workload.chat.slots
+    if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
+        raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
+    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
     return guessed(model, made, capacity, entry.engine, workload)
 
 

@@ -84,3 +84,5 @@ def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse) -> None:
     to.print(
         f"{count} of {len(response.fits)} run here. weighbridge fit MODEL says why, weighbridge pull MODEL gets it."
     )
+    for note in response.notes:
+        to.print(Text(f"Left out: {note}"))

@@ -1,4 +1,4 @@
-"""What a catalogue model plausibly needs where nothing is known of its tensors: a range from its files' sizes.
+"""What a catalogue's chat model plausibly needs where nothing is known of its tensors: a range from its files' sizes.
 
 Each bound is one that published models stay within; the sources stand beside the figures. Every line is ASSUMED.
 """
@@ -27,22 +27,15 @@ KV_BYTES_PER_TOKEN = Range(6_144, 65_536, 360_448)
 CHAT_BESIDE_BYTES = Range(128 * MIB, 768 * MIB, 2 * GIB)
 CHAT_BESIDE_SHARE = (0.0, 0.02, 0.06)
 
-# Diffusers trees: with offload of whole components only the largest is held, in half precision where 32 bits are
-# stored; without, all of them, and what they compute with (LTX-2, 19 B: 70.8 GiB held and 23 GiB beside).
-VIDEO_BESIDE_BYTES = Range(0, 4 * GIB, 24 * GIB)
-
 
 def can_be_ranged(entry: CatalogEntry) -> bool:
-    """Whether a range is known for models of this kind; the other families give their own."""
-    return (entry.use is Use.CHAT and entry.engine in (Engine.MLX, Engine.GENERIC)) or (
-        entry.use is Use.VIDEO and entry.engine is Engine.GENERIC
-    )
+    """Whether a range is known for models of this kind; engines of pictures and ds4 give their own."""
+    return entry.use is Use.CHAT and entry.engine in (Engine.MLX, Engine.GENERIC)
 
 
 def plausible(entry: CatalogEntry, context_tokens: int = 0, slots: int = 0) -> Requirement:
     """The requirement of an entry that `can_be_ranged`. Zero: the defaults of a chat."""
-    lines = _video(entry) if entry.use is Use.VIDEO else _chat(entry, context_tokens or DEFAULT_CONTEXT, slots or 1)
-    return requirement(lines)
+    return requirement(_chat(entry, context_tokens or DEFAULT_CONTEXT, slots or 1))
 
 
 def _chat(entry: CatalogEntry, context_tokens: int, slots: int) -> tuple[Line, ...]:
@@ -67,19 +60,6 @@ def _chat(entry: CatalogEntry, context_tokens: int, slots: int) -> tuple[Line, .
         _line("weights", Phase.RESIDENT, weights, "the size of its files, less what a runtime of text may leave out"),
         _line("kv_cache", Phase.RESIDENT, cache, cache_basis),
         _line("workspace", Phase.PREFILL, beside, "process, freed buffers and one prefill step of models of its size"),
-    )
-
-
-def _video(entry: CatalogEntry) -> tuple[Line, ...]:
-    components: dict[str, int] = {}
-    for file in entry.files:
-        if file.component:
-            components[file.component] = components.get(file.component, 0) + file.size_bytes
-    held = Range(max(components.values()) // 2, entry.weight_bytes, entry.weight_bytes)
-    held_basis = "the largest component in half precision, or all components as stored"
-    return (
-        _line("weights", Phase.RESIDENT, held, held_basis),
-        _line("workspace", Phase.DENOISE, VIDEO_BESIDE_BYTES, "what published runs of such models computed with"),
     )
 
 
