@@ -51,7 +51,9 @@ async def test_every_model_is_priced_by_one_look_at_the_machine(fit: Any, ledger
         assert 0 < found.total.low_bytes <= found.total.expected_bytes <= found.total.high_bytes
         assert found.workload.WhichOneof("kind") == ("chat" if ENTRIES[found.catalog_id].use is Use.CHAT else "image")
         assert found.claim.host_bytes > 0
-        assert found.claim.source == requirement_pb2.FIGURE_SOURCE_ASSUMED
+        # ds4's layouts are known to the byte by their files' sizes; of all others only the sizes are known.
+        if ENTRIES[found.catalog_id].engine is not Engine.DS4:
+            assert found.claim.source == requirement_pb2.FIGURE_SOURCE_ASSUMED
         assert not found.priced_by_facts and not found.on_disk
 
 

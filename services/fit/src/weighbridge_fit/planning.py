@@ -59,10 +59,15 @@ def answer(
     if advise and assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):
         assessment = replace(assessment, help=family.advise(model, request, capacity, made, needed))
     measured = observed is not None and observed.count >= ENOUGH
-    # Without facts about its tensors a family can only give a range.
-    computed = Source.DERIVED if model.facts.tensor_count else Source.ASSUMED
-    source = Source.MEASURED if measured else computed
+    source = Source.MEASURED if measured else _source(needed)
     return Answer(made, needed, assessment, claim_for(needed, capacity, assessment.verdict), source)
+
+
+def _source(needed: Requirement) -> Source:
+    """How most of what is held was come by: a range of sizes is assumed, however exact a small line beside it is."""
+    held = [line for line in needed.lines if line.phase is Phase.RESIDENT]
+    assumed = sum(line.bytes.expected for line in held if line.source is Source.ASSUMED)
+    return Source.ASSUMED if 2 * assumed > sum(line.bytes.expected for line in held) else Source.DERIVED
 
 
 def guess(facts: WeightFacts, capacity: Capacity, why: str, reason_code: str = "NOT_PRICED") -> Guess:
