@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighbridge_fit.budget import ParseBudget
 from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.facts import FileFacts, WeightFormat
 from weighbridge_fit.gguf import types
 from weighbridge_fit.gguf.architecture import geometry_from_metadata
 from weighbridge_fit.gguf.header import Header, parse
 from weighbridge_fit.gguf.reader import read_gguf
+from weighbridge_fit.gguf.split import check_splits
 from weighbridge_fit.gguf.window import Window
 
 U32, STRING, ARRAY, F32_TYPE, Q4_0_TYPE = 4, 8, 9, 0, 2
@@ -132,6 +134,143 @@ def test_per_layer_arrays_are_kept_in_full() -> None:
     assert header.metadata == {"llama.attention.head_count_kv": [8, 4, 8], "general.tags": ["a", "bc"]}
 
 
+@pytest.mark.parametrize("layers", [65, 88, 1024])
+@pytest.mark.parametrize("key", ["attention.head_count_kv", "attention.compress_ratios", "feed_forward_length"])
+def test_a_value_per_layer_is_kept_for_every_layer(layers: int, key: str) -> None:
+    # Some tools keep the first 64 items of an array, or read only the first: layers beyond then cost nothing.
+    values = [index % 7 for index in range(layers)]
+    content = file_of([pair(f"llama.{key}", ARRAY, array(U32, layers, struct.pack(f"<{layers}I", *values)))])
+    assert reading(content).metadata == {f"llama.{key}": values}
+
+
+ELEMENTS: list[tuple[int, str, list[Any]]] = [
+    (0, "B", [0, 255]), (1, "b", [-128, 127]), (2, "H", [0, 65535]), (3, "h", [-32768, 7]), (4, "I", [0, 2**32 - 1]),
+    (5, "i", [-(2**31), 3]), (6, "f", [0.5, -2.0]), (7, "?", [True, False]), (10, "Q", [0, 2**64 - 1]),
+    (11, "q", [-(2**63), 5]), (12, "d", [0.1, 1e300]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "code", "values"), ELEMENTS)
+def test_arrays_of_every_element_type_are_kept_as_they_are(kind: int, code: str, values: list[Any]) -> None:
+    payload = struct.pack(f"<{len(values)}{code}", *values)
+    inner = array(kind, len(values), payload)
+    header = reading(file_of([pair("k", ARRAY, inner), pair("nested", ARRAY, array(ARRAY, 2, inner + inner))]))
+    assert header.metadata == {"k": values, "nested": [values, values]}
+    assert header.arrays == {"k": len(values), "nested": 2}
+
+
+def test_arrays_may_be_nested_and_of_different_types_inside() -> None:
+    words = array(STRING, 2, text("a") + text("\u00fc"))
+    deep = array(ARRAY, 2, array(ARRAY, 1, words) + array(U32, 0))
+    assert reading(file_of([pair("k", ARRAY, deep)])).metadata == {"k": [[["a", "\u00fc"]], []]}
+
+
+def test_half_of_an_array_is_not_kept() -> None:
+    long = array(U32, 5000, bytes(20_000))
+    header = reading(file_of([pair("k", ARRAY, array(ARRAY, 2, long + array(U32, 1, bytes(4))))]))
+    assert header.metadata == {}
+    assert header.arrays == {"k": 2}
+
+
+def test_a_long_array_of_numbers_is_not_read_at_all() -> None:
+    held = Bytes(file_of([pair("k", ARRAY, array(U32, 3_000_000, bytes(12_000_000))), pair("z", U32, bytes(4))]))
+    header = parse(Window(held, ParseBudget()))  # type: ignore[arg-type]
+    assert header.metadata == {"z": 0}
+    assert held.read < 1 << 20
+
+
+@pytest.mark.parametrize("kind", sorted(types.TENSOR_TYPES))
+def test_every_type_of_the_official_library_is_sized_as_it_sizes_it(kind: int, tmp_path: Path) -> None:
+    official = gguf.GGMLQuantizationType(kind)
+    block, size = GGML_QUANT_SIZES[official]
+    content = file_of(tensors=[tensor("w", (2 * block, 3), kind)], data=6 * size)
+    assert tuple(reading(content).tensors[0]) == ("w", official.name, (2 * block, 3), 6 * block, 6 * size)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with contextlib.suppress(ValueError):  # it cannot view some types as arrays
+        assert int(gguf.GGUFReader(path).tensors[0].n_bytes) == 6 * size
+
+
+def test_types_that_were_given_up_keep_their_names() -> None:
+    for kind, name in types.FORMER_TYPES.items():
+        assert kind not in types.TENSOR_TYPES
+        fact = reading(file_of(tensors=[tensor("w", (32,), kind)], data=32)).tensors[0]
+        assert (fact.dtype, fact.bytes) == (name, 32)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (0, "version 0"),
+        (1, "convert the model again"),
+        (3 << 24, "big-endian"),
+        (2 << 24, "big-endian"),
+        (4, "versions 2 and 3"),
+    ],
+)
+def test_a_version_that_is_not_read_says_what_helps(version: int, words: str) -> None:
+    with pytest.raises(WeightError) as caught:
+        reading(file_of(version=version))
+    assert caught.value.reason is WeightReason.UNSUPPORTED_VERSION
+    assert words in caught.value.message
+
+
+# Splits
+
+
+def part(
+    number: int, count: int, names: str, *, tensors: int = 4, file: str = "", keys: tuple[str, ...] = ("no", "count")
+) -> FileFacts:
+    """The facts of one part that holds a tensor for each letter of `names`."""
+    values = {"no": (2, struct.pack("<H", number)), "count": (2, struct.pack("<H", count))}
+    pairs = [pair(f"split.{key}", *values[key]) for key in keys]
+    pairs.append(pair("split.tensors.count", 5, struct.pack("<i", tensors)))
+    content = file_of(pairs, [tensor(name, (8,), 0, 32 * at) for at, name in enumerate(names)], 32 * len(names))
+    header = reading(content)
+    return FileFacts(
+        name=file or f"model-{number + 1:05d}-of-{count:05d}.gguf", component="", format=WeightFormat.GGUF,
+        file_bytes=len(content), header_bytes=header.header_bytes, tensor_count=len(names), precisions=(),
+        metadata=header.metadata, make_tensors=lambda: header.tensors,
+    )  # fmt: skip
+
+
+def test_a_whole_split_and_models_that_are_none_pass() -> None:
+    check_splits([part(0, 2, "ab"), part(1, 2, "cd")])
+    check_splits([part(1, 2, "cd"), part(0, 2, "ab")])
+    check_splits([part(0, 3, "", tensors=2), part(1, 3, "a", tensors=2), part(2, 3, "b", tensors=2)])
+    check_splits([part(0, 1, "abcd", file="model.gguf")])
+    check_splits([part(0, 1, "a", file="model.gguf"), part(0, 1, "a", file="mmproj.gguf")])
+    check_splits([])
+
+
+OTHER = "model-00002-of-00002.gguf"
+BROKEN_SPLITS: list[tuple[str, list[FileFacts], str, str]] = [
+    ("a part is missing", [part(0, 3, "ab"), part(2, 3, "cd")], "model-00001-of-00003.gguf", "missing: 2"),
+    ("one part alone, renamed", [part(1, 3, "cd", file="model.gguf")], "model.gguf", "missing: 1, 3"),
+    ("a part copied over another", [part(0, 2, "ab"), part(0, 2, "ab", file=OTHER)], OTHER, "both part 1 of 2"),
+    ("of another split", [part(0, 2, "ab"), part(1, 3, "cd", file=OTHER)], OTHER, "split into 3"),
+    ("of another model", [part(0, 2, "ab"), part(1, 2, "cd", tensors=9, file=OTHER)], OTHER, "another model"),
+    ("no part at all", [part(0, 2, "ab"), part(0, 2, "cd", file=OTHER, keys=())], OTHER, "split into 0"),
+    ("a number beyond", [part(0, 2, "ab"), part(7, 2, "cd", file=OTHER)], OTHER, "number 7 of 2"),
+    ("no number", [part(0, 2, "ab"), part(0, 2, "cd", file=OTHER, keys=("count",))], OTHER, "number -1 of 2"),
+    ("a tensor twice", [part(0, 2, "ab"), part(1, 2, "bc")], OTHER, "'b'"),
+    ("too few tensors", [part(0, 2, "ab"), part(1, 2, "c")], "model-00001-of-00002.gguf", "3 tensors together"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "file", "words"), [row[1:] for row in BROKEN_SPLITS], ids=[r[0] for r in BROKEN_SPLITS]
+)
+def test_a_split_that_does_not_belong_together_is_refused_by_the_file(
+    parts: list[FileFacts], file: str, words: str
+) -> None:
+    with pytest.raises(WeightError) as caught:
+        check_splits(parts)
+    assert caught.value.reason is WeightReason.SPLIT_INCOMPLETE
+    assert caught.value.file == file
+    assert words in caught.value.message
+
+
 def test_a_vocabulary_longer_than_the_first_read_is_walked_in_growing_reads() -> None:
     words = b"".join(text("x" * (index % 50)) for index in range(120_000))
     content = file_of(
@@ -165,6 +304,11 @@ MALFORMED: list[tuple[str, bytes, WeightReason]] = [
     (
         "string in an array too long",
         file_of([pair("k", ARRAY, array(STRING, 2, struct.pack("<Q", HUGE) + bytes(16)))]),
+        WeightReason.COUNT_EXCEEDS_FILE,
+    ),
+    (
+        "string in a long array too long",
+        file_of([pair("k", ARRAY, array(STRING, 5000, struct.pack("<Q", HUGE) + bytes(8 * 5000)))]),
         WeightReason.TRUNCATED,
     ),
     ("unknown value type", file_of([pair("k", 77, bytes(8))]), WeightReason.BAD_VALUE_TYPE),

@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from weighbridge_fit.budget import ParseBudget
 from weighbridge_fit.errors import WeightError, WeightReason
+from weighbridge_fit.gguf import header as gguf_header
+from weighbridge_fit.gguf.window import Window
 from weighbridge_fit.safetensors import header as headers
 from weighbridge_fit.safetensors import large
 from weighbridge_fit.safetensors.reader import read_header, read_safetensors
+
+from services.fit.fuzz.corpus import ARRAY, F32, STRING, gguf_array, gguf_file, gguf_pair, gguf_tensor, gguf_text
 
 MIB = 1 << 20
 
@@ -31,9 +35,9 @@ class Bytes:
         self.read = 0
 
     def read_exactly(self, offset: int, length: int) -> bytes:
-        assert offset + length <= len(self._start), "the data section is not read"
+        assert offset + length <= self.size, "a reader must not read beyond the file"
         self.read += length
-        return self._start[offset : offset + length]
+        return self._start[offset : offset + length].ljust(length, b"\0")
 
 
 def entries(count: int, size: int = 4) -> dict[str, dict[str, Any]]:
@@ -303,3 +307,49 @@ def test_fuzz_pieces_of_any_size_say_what_the_whole_says(case: tuple[bytes, int]
     finally:
         large.PIECE_BYTES = before
     assert found == whole
+
+
+# GGUF
+
+
+def gguf_of(tensors: int, name_bytes: int, vocabulary: int) -> Bytes:
+    words = b"".join(gguf_text(f"word{number}") for number in range(vocabulary))
+    pairs = [
+        gguf_pair("tokenizer.ggml.tokens", ARRAY, gguf_array(STRING, vocabulary, words)),
+        gguf_pair("tokenizer.ggml.scores", ARRAY, gguf_array(F32, vocabulary, bytes(4 * vocabulary))),
+        gguf_pair("general.architecture", STRING, gguf_text("llama")),
+    ]
+    names = (f"blk.{number}.".ljust(name_bytes, "x") for number in range(tensors))
+    described = [gguf_tensor(name, (8,), 0, 32 * number) for number, name in enumerate(names)]
+    start = gguf_file(pairs, described)
+    return Bytes(start, len(start) + 32 * tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "name_bytes", "vocabulary"),
+    [(10, 20, 1_500_000), (131_072, 40, 20_000), (30_000, 900, 5000)],
+    ids=["a vocabulary of 1.5 million words", "131,072 tensors", "names of 900 bytes"],
+)
+def test_a_large_gguf_header_is_read_within_64_mib_above_it(tensors: int, name_bytes: int, vocabulary: int) -> None:
+    file = gguf_of(tensors, name_bytes, vocabulary)
+    tracemalloc.start()
+    try:
+        header = gguf_header.parse(Window(file, ParseBudget(clock=lambda: 0.0)))  # type: ignore[arg-type]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert header.header_bytes > 8 * MIB
+    assert len(header.tensors) == tensors
+    assert header.arrays["tokenizer.ggml.tokens"] == vocabulary
+    assert header.metadata == {"general.architecture": "llama"}
+    assert peak <= header.header_bytes + 64 * MIB
+
+
+def test_a_gguf_header_beyond_100_mib_is_too_large() -> None:
+    pairs = [gguf_pair("k", ARRAY, gguf_array(F32, 26 << 20, b""))]
+    start = gguf_file(pairs)
+    file = Bytes(start, len(start) + (104 << 20) + 8)
+    with pytest.raises(WeightError) as caught:
+        gguf_header.parse(Window(file, ParseBudget()))  # type: ignore[arg-type]
+    assert caught.value.reason is WeightReason.HEADER_TOO_LARGE
+    assert file.read < MIB

@@ -12,6 +12,7 @@ from weighbridge_fit.files import open_regular
 from weighbridge_fit.folder import LoadedFile, ModelFolder, Opener, model_folder, several_models, split_parts
 from weighbridge_fit.gguf import architecture as gguf_architecture
 from weighbridge_fit.gguf.reader import read_gguf
+from weighbridge_fit.gguf.split import check_splits
 from weighbridge_fit.recognise import roles
 from weighbridge_fit.safetensors.reader import read_safetensors
 from weighbridge_fit.tally import weight_facts
@@ -226,7 +227,8 @@ def _refuse_editions(files: Sequence[LoadedFile], read: list[FileFacts]) -> None
 
 
 def _read_all(files: Sequence[LoadedFile], stopped: Callable[[], bool]) -> list[FileFacts]:
-    """The facts of each file. Raises PARSE_BUDGET when they are more than one model has."""
+    """The facts of each file. Raises PARSE_BUDGET when they are more than one model has, SPLIT_INCOMPLETE when parts of a
+    split GGUF model do not belong together."""
     read: list[FileFacts] = []
     tensors = header_bytes = 0
     for file in files:
@@ -238,6 +240,7 @@ def _read_all(files: Sequence[LoadedFile], stopped: Callable[[], bool]) -> list[
             message = "the files describe more tensors than any model has"
             raise WeightError(WeightReason.PARSE_BUDGET, message, file=file.name)
         read.append(facts)
+    check_splits([facts for facts in read if facts.format is WeightFormat.GGUF])
     return read
 
 

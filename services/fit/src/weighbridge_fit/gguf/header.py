@@ -1,7 +1,8 @@
 """The GGUF header, from bytes to metadata and tensors.
 
 Nothing is allocated or looped over on the word of a count: each one is first held against the bytes that are left. Big
-arrays (vocabularies) are walked, not stored: that they are well-formed is all a header reader needs of them.
+arrays (vocabularies) are walked, not stored: that they are well-formed is all a header reader needs of them. Arrays
+with a value per layer are kept whole, however many layers there are.
 """
 
 from collections.abc import Mapping
@@ -44,6 +45,8 @@ _PREAMBLE = Struct("<4sIQQ")
 _LENGTH = Struct("<Q")
 _KIND = Struct("<I")
 _ARRAY_HEAD = Struct("<IQ")
+# A tensor's description after its name, by its number of dimensions.
+_REST = tuple(Struct(f"<I{dimensions}QIQ") for dimensions in range(MAX_DIMENSIONS + 1))
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,12 @@ class Header:
 def parse(window: Window) -> Header:
     """Checks and decodes the header at the start of a file. Raises `WeightError` for everything that is not
     well-formed."""
-    window.need(_PREAMBLE.size, "the preamble")
-    magic, version, tensor_count, pair_count = _PREAMBLE.unpack_from(window.data, 0)
+    start = window.at(0, _PREAMBLE.size, "the preamble")
+    magic, version, tensor_count, pair_count = _PREAMBLE.unpack_from(window.data, start)
     if magic != MAGIC:
         raise WeightError(WeightReason.BAD_MAGIC, "the file does not start as a GGUF file does", offset=0)
     if version not in SUPPORTED_VERSIONS:
-        big_endian = version & 0xFFFF == 0
-        message = "big-endian GGUF files are not read" if big_endian else f"GGUF version {version} is not read"
-        raise WeightError(WeightReason.UNSUPPORTED_VERSION, message, offset=4)
+        raise WeightError(WeightReason.UNSUPPORTED_VERSION, _why_not(version), offset=4)
     position = _PREAMBLE.size
     _check_count(pair_count, MIN_PAIR_BYTES, position, window.size, "key-value pairs", 16)
     _check_count(tensor_count, MIN_TENSOR_BYTES, position, window.size, "tensors", 8)
@@ -88,6 +89,18 @@ def parse(window: Window) -> Header:
     )
 
 
+def _why_not(version: int) -> str:
+    """Why a file of this version is not read, and what helps."""
+    if version and version & 0xFFFF == 0:
+        return (
+            "this is a big-endian GGUF file, which no engine on this machine loads: convert it with llama.cpp's "
+            "gguf_convert_endian"
+        )
+    if version == 1:
+        return "GGUF version 1 was given up in 2023 and no engine loads it: convert the model again"
+    return f"GGUF version {version} is not read: versions 2 and 3 are"
+
+
 class _PairReader:
     """Reads key-value pairs one after another; keeps what is short, walks what is long."""
 
@@ -101,8 +114,7 @@ class _PairReader:
 
     def read_pair(self) -> None:
         start = self.position
-        key = _name(self._window, start, "a key")
-        self.position += _LENGTH.size + len(key.encode("utf-8"))
+        key, self.position = _name(self._window, start, "a key")
         self._window.tick(start)
         if key in self._seen:
             raise WeightError(WeightReason.DUPLICATE_KEY, f"the key {shown(key)} appears twice", offset=start)
@@ -129,11 +141,9 @@ class _PairReader:
         return True
 
     def _unpack(self, form: Struct, what: str) -> tuple[Any, ...]:
-        end = self.position + form.size
-        self._window.need(end, what)
-        values = form.unpack_from(self._window.data, self.position)
-        self.position = end
-        return values
+        index = self._window.at(self.position, form.size, what)
+        self.position += form.size
+        return form.unpack_from(self._window.data, index)
 
     def _scalar(self, kind: int, key: str) -> Any:
         code = types.SCALAR_CODES.get(kind)
@@ -147,13 +157,14 @@ class _PairReader:
         start = self.position
         length = self._unpack(_LENGTH, f"the length of {key}")[0]
         _check_count(length, 1, self.position, self._window.size, f"bytes in the string {key}", start)
-        end = self.position + length
-        self._window.need(end, f"the string {key}")
-        keep = length <= MAX_KEPT_STRING_BYTES and self._keeps(length)
-        raw = self._window.data[self.position : end] if keep else None
-        self.position = end
+        start = self.position
+        self.position += length
+        if length > MAX_KEPT_STRING_BYTES or not self._keeps(length):
+            self._window.reach(self.position, f"the string {key}")
+            return None
+        index = self._window.at(start, length, f"the string {key}")
         # Metadata is for people: a broken character in a licence must not hide what the tensors are.
-        return None if raw is None else raw.decode("utf-8", "replace")
+        return self._window.data[index : index + length].decode("utf-8", "replace")
 
     def _array(self, key: str, depth: int) -> tuple[int, list[Any] | None]:
         """Length and values of an array; None instead of values when they are not kept."""
@@ -167,51 +178,65 @@ class _PairReader:
                 message = f"the array {key} is nested more than {MAX_ARRAY_DEPTH} levels deep"
                 raise WeightError(WeightReason.TOO_DEEP, message, offset=start)
             _check_count(count, _ARRAY_HEAD.size, self.position, self._window.size, f"arrays in {key}", start + 4)
-            for _ in range(count):
-                self._window.tick(self.position)
-                self._array(key, depth + 1)
-            return count, None
+            return count, self._arrays(key, count, depth)
         width = types.SCALAR_BYTES.get(kind)
         if width is None:
             message = f"the array {key} has the unknown element type {kind}"
             raise WeightError(WeightReason.BAD_VALUE_TYPE, message, offset=start)
         _check_count(count, width, self.position, self._window.size, f"elements in {key}", start + 4)
-        end = self.position + count * width
-        self._window.need(end, f"the array {key}")
-        values = None
-        if count <= MAX_KEPT_ARRAY and self._keeps(count * width):
-            values = list(unpack_from(f"<{count}{types.SCALAR_CODES[kind]}", self._window.data, self.position))
-        self.position = end
-        return count, values
+        start = self.position
+        self.position += count * width
+        if count > MAX_KEPT_ARRAY or not self._keeps(count * width):
+            self._window.reach(self.position, f"the array {key}")
+            return count, None
+        index = self._window.at(start, count * width, f"the array {key}")
+        return count, list(unpack_from(f"<{count}{types.SCALAR_CODES[kind]}", self._window.data, index))
+
+    def _arrays(self, key: str, count: int, depth: int) -> list[Any] | None:
+        """An array of arrays."""
+        kept: list[Any] | None = [] if count <= MAX_KEPT_ARRAY else None
+        for _ in range(count):
+            self._window.tick(self.position)
+            _, values = self._array(key, depth + 1)
+            if kept is not None and values is not None and self._keeps(_ARRAY_HEAD.size):
+                kept.append(values)
+            else:
+                kept = None  # Half of a value is none.
+        return kept
 
     def _strings(self, key: str, count: int) -> list[Any] | None:
         """Walks an array of strings: the one loop that a large vocabulary makes long."""
+        if count <= MAX_KEPT_ARRAY:
+            return self._short_strings(key, count)
         window, unpack, position = self._window, _LENGTH.unpack_from, self.position
-        kept: list[Any] | None = [] if count <= MAX_KEPT_ARRAY else None
         left = count
         while left:
-            batch = min(left, STRINGS_PER_TICK)
             window.tick(position)
+            index = window.at(position, _LENGTH.size, f"the strings of {key}")
             data = window.data
             held = len(data) - _LENGTH.size
+            batch = min(left, STRINGS_PER_TICK)
             for done in range(batch):
-                if position > held:
+                if index > held:
                     batch = done
                     break
-                following = position + 8 + unpack(data, position)[0]
-                if kept is not None:
-                    text = data[position + 8 : min(following, position + 8 + MAX_KEPT_STRING_BYTES)]
-                    if self._keeps(_LENGTH.size + len(text)):
-                        kept.append(text)
-                    else:
-                        kept = None
-                position = following
+                index += 8 + unpack(data, index)[0]
             left -= batch
-            if left and position > held:
-                window.need(position + _LENGTH.size, f"the strings of {key}")
-        window.need(position, f"the strings of {key}")
+            position = window.base + index
+        window.reach(position, f"the strings of {key}")
         self.position = position
-        return None if kept is None else [text.decode("utf-8", "replace") for text in kept]
+        return None
+
+    def _short_strings(self, key: str, count: int) -> list[Any] | None:
+        """An array of few strings, kept as far as they are short."""
+        kept: list[Any] | None = []
+        for _ in range(count):
+            text = self._string(key)
+            if kept is not None and text is not None and self._keeps(_LENGTH.size):
+                kept.append(text)
+            else:
+                kept = None
+        return kept
 
 
 @dataclass(slots=True)
@@ -231,21 +256,20 @@ def _read_descriptions(window: Window, position: int, count: int) -> tuple[int, 
         if index % 1024 == 0:
             window.tick(position)
         at = position
-        name = _name(window, position, "a tensor name")
-        position += _LENGTH.size + len(name.encode("utf-8"))
+        name, position = _name(window, position, "a tensor name")
         if name in seen:
             raise WeightError(WeightReason.DUPLICATE_KEY, f"the tensor {shown(name)} is described twice", offset=at)
         seen.add(name)
-        window.need(position + 4, "a tensor description")
-        dimensions = _KIND.unpack_from(window.data, position)[0]
+        start = window.at(position, _KIND.size, "a tensor description")
+        dimensions = _KIND.unpack_from(window.data, start)[0]
         if dimensions > MAX_DIMENSIONS:
             message = f"the tensor {shown(name)} has {dimensions} dimensions, ggml knows {MAX_DIMENSIONS}"
             raise WeightError(WeightReason.BAD_SHAPE, message, offset=position)
-        end = position + 4 + 8 * dimensions + 4 + 8
-        window.need(end, "a tensor description")
-        *shape, kind, offset = unpack_from(f"<{dimensions}QIQ", window.data, position + 4)
+        form = _REST[dimensions]
+        start = window.at(position, form.size, "a tensor description")
+        _, *shape, kind, offset = form.unpack_from(window.data, start)
+        position += form.size
         described.append(_Description(name, tuple(shape), kind, offset, at))
-        position = end
     return position, described
 
 
@@ -283,7 +307,8 @@ def _sized(tensor: _Description, room: int) -> TensorFact:
         raise WeightError(WeightReason.BAD_SHAPE, message, offset=tensor.at)
     known = types.TENSOR_TYPES.get(tensor.kind)
     if known is None:
-        return TensorFact(tensor.name, f"TYPE_{tensor.kind}", tensor.shape, elements, room)
+        name = types.FORMER_TYPES.get(tensor.kind, f"TYPE_{tensor.kind}")
+        return TensorFact(tensor.name, name, tensor.shape, elements, room)
     row = tensor.shape[0] if tensor.shape else 1
     if row % known.block_elements:
         message = f"a row of the {known.name} tensor {shown(tensor.name)} is not a whole number of blocks"
@@ -292,16 +317,17 @@ def _sized(tensor: _Description, room: int) -> TensorFact:
     return TensorFact(tensor.name, known.name, tensor.shape, elements, size)
 
 
-def _name(window: Window, position: int, what: str) -> str:
-    window.need(position + _LENGTH.size, what)
-    length = _LENGTH.unpack_from(window.data, position)[0]
+def _name(window: Window, position: int, what: str) -> tuple[str, int]:
+    """The name at a position, and where it ends."""
+    index = window.at(position, _LENGTH.size, what)
+    length = _LENGTH.unpack_from(window.data, index)[0]
     if length > MAX_NAME_BYTES:
         message = f"{what} claims {length} bytes, the format allows {MAX_NAME_BYTES}"
         raise WeightError(WeightReason.COUNT_EXCEEDS_FILE, message, offset=position)
     start = position + _LENGTH.size
-    window.need(start + length, what)
+    index = window.at(start, length, what)
     try:
-        return window.data[start : start + length].decode("utf-8")
+        return window.data[index : index + length].decode("utf-8"), start + length
     except UnicodeDecodeError as error:
         raise WeightError(WeightReason.HEADER_INVALID, f"{what} is not UTF-8", offset=start + error.start) from error
 

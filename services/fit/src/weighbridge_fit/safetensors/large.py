@@ -173,7 +173,7 @@ class _Pieces:
         begins = _METADATA_BEGINS.match(self._window)
         assert begins is not None, "the caller has seen it"
         self._drop(begins.end())
-        keys: set[bytes] = set()
+        keys: set[str] = set()
         position = 0
         more = not self._window.startswith(b"}")
         if not more:
@@ -185,14 +185,14 @@ class _Pieces:
                 position = 0
             pair = self._pair(position)
             key, value, separator = pair.groups()
-            if key in keys:
-                raise WeightError(
-                    WeightReason.DUPLICATE_KEY, "the metadata section names a key twice", offset=self.offset
-                )
-            keys.add(key)
-            if len(key) > MAX_METADATA_VALUE or len(keys) > MAX_METADATA_KEYS:
+            if len(key) > MAX_METADATA_VALUE or len(keys) >= MAX_METADATA_KEYS:
                 raise _too_large("the header's metadata has more or longer keys than are read")
-            self._keep(key, value)
+            name = str(loads_pairs(key))
+            if name in keys:
+                message = "the metadata section names a key twice"
+                raise WeightError(WeightReason.DUPLICATE_KEY, message, offset=self.offset)
+            keys.add(name)
+            self._keep(name, value)
             more = separator == b","
             position = pair.end()
         self._drop(position)
@@ -215,7 +215,7 @@ class _Pieces:
                 raise _too_large("the header's metadata is larger than is read")
             self._more(len(self._window))  # doubled, so that looking again stays linear
 
-    def _keep(self, key: bytes, value: bytes) -> None:
+    def _keep(self, name: str, value: bytes) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")()
         try:
             for start in range(0, len(value), PIECE_BYTES):
@@ -224,7 +224,7 @@ class _Pieces:
             raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not UTF-8", offset=self.offset) from error
         # An escape is at most six times as long as what it stands for.
         if len(value) <= 6 * MAX_METADATA_VALUE:
-            ((name, text),) = loads_pairs(b"{" + key + b":" + value + b"}")
+            text = loads_pairs(value)
             if len(text) <= MAX_METADATA_VALUE:
                 self.metadata[name] = text
 
