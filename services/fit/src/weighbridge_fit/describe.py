@@ -227,8 +227,8 @@ def _refuse_editions(files: Sequence[LoadedFile], read: list[FileFacts]) -> None
 
 
 def _read_all(files: Sequence[LoadedFile], stopped: Callable[[], bool]) -> list[FileFacts]:
-    """The facts of each file. Raises PARSE_BUDGET when they are more than one model has, SPLIT_INCOMPLETE when parts of a
-    split GGUF model do not belong together."""
+    """The facts of each file. Raises PARSE_BUDGET when they are more than one model has, SPLIT_INCOMPLETE when parts of
+    a split GGUF model do not belong together."""
     read: list[FileFacts] = []
     tensors = header_bytes = 0
     for file in files:
