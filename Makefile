@@ -24,10 +24,13 @@ DOCKERFILES := $(wildcard services/*/Dockerfile clients/*/Dockerfile)
 # No engine is asked: what compose checks here is the files.
 COMPOSE := DOCKER_HOST=unix:///dev/null $(BIN)/docker-compose
 
+# How long make fuzz gives each format and each of its two engines, which run side by side.
+SECONDS ?= 60
+
 INSTALLED := $(VENV)/.installed
 GENERATED := $(VENV)/.generated
 
-.PHONY: help setup demo up test lint format bench proto proto-baseline clean
+.PHONY: help setup demo up test fuzz lint format bench proto proto-baseline clean
 
 help: ## this list
 	@echo 'make TARGET'
@@ -69,6 +72,9 @@ up: setup ## the whole suite on this machine, until Ctrl-C
 
 test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options')
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) $(TESTS)
+
+fuzz: setup ## 200,000 files and more that are almost weights (SECONDS=60 for each format and engine)
+	@$(BIN)/python -m services.fit.fuzz --seconds $(SECONDS)
 
 lint: setup ## formatting, lint, types, contracts, catalogue, containers
 	$(BIN)/ruff check .

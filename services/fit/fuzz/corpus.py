@@ -201,20 +201,27 @@ def gguf_seeds() -> list[bytes]:
     ]
 
 
-def checkpoint_seeds() -> list[bytes]:
-    """Nested state dicts, a tied and a sliced storage, parameters, an unknown class, a packed pickle, protocol 4."""
+def checkpoint_pickles() -> list[bytes]:
+    """Nested state dicts, a tied and a sliced storage, parameters, an unknown class, a memo, protocol 4."""
     weight = p_storage("0", "FloatStorage", 12)
     state = p_dict({"a.weight": p_tensor(weight, [4, 3]), "b.weight": p_tensor(weight, [2, 3], 6)})
     half = p_tensor(p_storage("1", "HalfStorage", 5), [5])
-    parameter = p_call(
-        "torch._utils", "_rebuild_parameter", half, b"\x88", p_global("collections", "OrderedDict") + b")R"
-    )
+    hooks = p_global("collections", "OrderedDict") + b")R"
+    parameter = p_call("torch._utils", "_rebuild_parameter", half, b"\x88", hooks)
     unknown = p_global("lightning.callbacks", "Checkpoint") + b")\x81" + p_dict({"best": p_text("x")}) + b"b"
     memo = b"}q\x00(" + p_text("w") + b"q\x01" + half + b"q\x02" + p_text("tied") + b"h\x02u"
     young = b"\x95" + struct.pack("<Q", 20) + b"}\x94(\x8c\x01w\x94" + half + b"\x94u"
     return [
-        checkpoint(p_dict({"state_dict": state, "epoch": p_int(3)}), {"0": 48}),
-        checkpoint(p_dict({"w": parameter, "callbacks": unknown, "list": b"](" + half + b"e"}), {"1": 10}),
-        checkpoint(memo, {"1": 10}, folder="x", packed=["data.pkl"]),
-        archive({"data.pkl": pickled(young, 4), "data/1": bytes(10)}),
+        pickled(p_dict({"state_dict": state, "epoch": p_int(3)})),
+        pickled(p_dict({"w": parameter, "callbacks": unknown, "list": b"](" + half + b"e"})),
+        pickled(memo),
+        pickled(young, 4),
     ]
+
+
+def checkpoint_seeds() -> list[bytes]:
+    """An archive of each pickle; one is packed, one has its own folder's name."""
+    storages = {"data/0": bytes(48), "data/1": bytes(10)}
+    frame = {"byteorder": b"little", **storages, "version": b"3\n"}
+    nested, unknown, memo, young = ({"data.pkl": content, **frame} for content in checkpoint_pickles())
+    return [archive(nested), archive(unknown), archive(memo, folder="x", packed=["data.pkl"]), archive(young)]
