@@ -165,7 +165,7 @@ M5_MAX_8K, M5_MAX = 21.7, {32: 23.8, 64: 26.7, 100: 29.8, 130: 32.5, 160: 35.2, 
 def slope(name: str) -> int:
     """Bytes of one more token of context while a prompt is read in chunks of 2,048."""
     found = geometry(name)
-    growing = kv.bytes_per_token(found)
+    growing = sum(kv.layer_bytes_per_token(found, index) for index in range(len(found.layers)))
     return growing + prefill.mlx_embedding_bytes(found, 1) + prefill.mlx_score_bytes(found, 2048, 1)
 
 

@@ -97,8 +97,10 @@ def test_mlx_grows_in_slabs_and_rotates_windows_of_the_models_that_it_rotates() 
     assert (whole.growing, whole.windowed) == (4 * 512 * 5120, 0)
     every = kv.cache_bytes(replace(WINDOWS, layers=(SLIDING,) * 4), KvLaw.MLX, 5000)
     assert (every.growing, every.windowed) == (4 * 512 * 5120, 0)
-    # Chunks that are no whole slabs can leave 255 slots more than there are tokens.
-    assert kv.cache_bytes(PLAIN, KvLaw.MLX, 5000, micro_batch=300).growing == 4 * 512 * 5255
+    # Chunks that are no whole slabs: of [300, 300, 1] tokens the second is added to the 300 held, in 512 slots.
+    assert kv.cache_bytes(PLAIN, KvLaw.MLX, 601, micro_batch=300).growing == 4 * 512 * 812
+    # At most any chunks leave 255 slots more than there are tokens.
+    assert kv_mlx.cache_bytes(PLAIN, 5000, 1, plain(2), None).growing == 4 * 512 * 5255
 
 
 def test_mlx_windows_are_longer_while_a_prompt_is_read() -> None:

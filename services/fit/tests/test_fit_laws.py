@@ -7,11 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from weighbridge_fit.calibration import ComputeDevice, mlx
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
-from weighbridge_fit.laws import cache_growth, gated_delta, kv, workspace
+from weighbridge_fit.laws import cache_growth, mlx_caches, workspace
+from weighbridge_fit.laws.mlx_caches import Caches
 
 FULL, DELTA = LayerKind.FULL_ATTENTION, LayerKind.GATED_DELTA
 GIB = 1 << 30
 MIB = 1 << 20
+
+
+def whole(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> Caches:
+    return mlx_caches.caches(geometry, kv_bits, kv_group_size)
+
+
+def fed(prompt: int, step: int) -> list[int]:
+    """Chunks of a prompt as `generate_step` reads it: steps over all but the last token, then the last one."""
+    return [*(min(step, prompt - 1 - done) for done in range(0, prompt - 1, step)), 1]
 
 
 def attention(layers: int, kv_heads: int, head_size: int) -> ModelGeometry:
@@ -49,38 +59,40 @@ TINY_HYBRID = hybrid(8, 2, 64, 4, 8, 32)
     ],
 )
 def test_bytes_per_token(name: str, layers: int, kv_heads: int, head_size: int, expected: int) -> None:
-    assert kv.bytes_per_token(attention(layers, kv_heads, head_size)) == expected
+    assert whole(attention(layers, kv_heads, head_size)).slot_bytes == expected
 
 
 def test_qwen3_0_6b_at_40960_tokens_takes_4_375_gib() -> None:
-    assert kv.filled_bytes(attention(28, 8, 128), 40_960) == 4.375 * GIB
+    assert 40_960 * whole(attention(28, 8, 128)).slot_bytes == 4.375 * GIB
 
 
 def test_a_hybrid_grows_only_in_its_full_attention_layers() -> None:
-    assert kv.bytes_per_token(QWEN_27B) == 65_536
-    assert kv.filled_bytes(QWEN_27B, 262_144) == 16_384 * MIB  # as logged for Qwen3.6-27B
+    assert whole(QWEN_27B).slot_bytes == 65_536
+    assert 262_144 * whole(QWEN_27B).slot_bytes == 16_384 * MIB  # as logged for Qwen3.6-27B
 
 
 def test_the_state_of_a_27b_hybrid() -> None:
-    assert gated_delta.state_bytes(QWEN_27B) == 153_944_064
+    assert whole(QWEN_27B).state_bytes == 153_944_064
 
 
 def test_measured_caches_of_tiny_models() -> None:
     # 300 prompt and 32 generated tokens in steps of 2048: 512 slots.
-    slots = cache_growth.slots_for(332, 2048)
+    slots = cache_growth.slots_up_to(332, 2048)
     assert slots == 512
     tiny = attention(8, 2, 64)
-    assert kv.filled_bytes(tiny, slots) == 2_097_152
-    assert kv.filled_bytes(tiny, slots, 4, 64) == 589_824
-    assert kv.filled_bytes(TINY_HYBRID, slots) == 524_288
-    assert gated_delta.state_bytes(TINY_HYBRID) == 215_040
-    assert kv.filled_bytes(TINY_HYBRID, slots) + gated_delta.state_bytes(TINY_HYBRID) == 739_328
-    assert kv.filled_bytes(TINY_HYBRID, slots, 8, 64) + gated_delta.state_bytes(TINY_HYBRID) == 493_568
+    assert slots * whole(tiny).slot_bytes == 2_097_152
+    assert slots * whole(tiny, 4, 64).slot_bytes == 589_824
+    assert slots * whole(TINY_HYBRID).slot_bytes == 524_288
+    assert whole(TINY_HYBRID).state_bytes == whole(TINY_HYBRID, 8, 64).state_bytes == 215_040
+    assert slots * whole(TINY_HYBRID, 8, 64).slot_bytes + 215_040 == 493_568
+    # Four rows of a batch with at most 256 tokens, measured.
+    assert 4 * 256 * whole(tiny).slot_bytes == 4_194_304
+    assert 4 * (256 * whole(TINY_HYBRID).slot_bytes + 215_040) == 1_908_736
 
 
 @pytest.mark.parametrize(("bits", "per_element"), [(8, 1.0625), (4, 0.5625)])
 def test_quantised_elements_cost_bits_and_two_scales_per_group(bits: int, per_element: float) -> None:
-    assert kv.row_bytes(attention(1, 8, 128), bits, 64) == 8 * 128 * per_element
+    assert whole(attention(1, 8, 128), bits, 64).slot_bytes == 2 * 8 * 128 * per_element
 
 
 @pytest.mark.parametrize(
@@ -101,27 +113,40 @@ def test_growth_worked_by_hand(chunks: list[int], expected: int) -> None:
     assert cache_growth.capacity_after(chunks) == expected
 
 
-@given(st.integers(1, 6000), st.integers(1, 3000) | st.sampled_from([1, 2, 64, 255, 256, 257, 512]))
-def test_a_prompt_is_fed_in_steps_and_its_last_token_alone(tokens: int, step: int) -> None:
-    """Skipping rounds of equal steps changes nothing."""
-    chunks = [min(step, tokens - 1 - done) for done in range(0, tokens - 1, step)]
-    assert cache_growth.slots_for(tokens, step) == cache_growth.capacity_after([*chunks, 1])
+STEPS = st.integers(1, 3000) | st.sampled_from([1, 2, 7, 64, 100, 255, 256, 257, 300, 512])
+
+
+@given(st.integers(1, 3000), STEPS)
+def test_a_contexts_slots_are_the_most_of_every_prompt_up_to_it(tokens: int, step: int) -> None:
+    """Skipping rounds of equal steps and shorter prompts changes nothing."""
+    prompts = range(max(1, tokens - 600), tokens + 1)
+    most = max(cache_growth.capacity_after(fed(prompt, step)) for prompt in prompts)
+    assert cache_growth.slots_up_to(tokens, step) == most
+
+
+def test_a_longer_prompt_may_end_with_fewer_slots_and_a_longer_context_never_does() -> None:
+    # By hand, in steps of 100: [100, 100, 56, 1] fills a slab of 256 exactly, and its last token opens a second one;
+    # with [100, 100, 57, 1] the third step cuts at 200 and adds 256.
+    ends = {tokens: cache_growth.capacity_after(fed(tokens, 100)) for tokens in (257, 258)}
+    assert ends == {257: 512, 258: 456}
+    assert [cache_growth.slots_up_to(tokens, 100) for tokens in (257, 258)] == [512, 512]
+
+
+@given(st.integers(1, 20_000), st.integers(0, 600), STEPS)
+def test_slots_grow_with_the_context_and_never_exceed_it_by_a_slab(tokens: int, more: int, step: int) -> None:
+    slots = cache_growth.slots_up_to(tokens, step)
+    assert tokens <= slots <= cache_growth.most_slots_for(tokens)
+    assert slots <= cache_growth.slots_up_to(tokens + more, step)
 
 
 def test_the_longest_context_in_steps_of_one_takes_no_loop_over_its_tokens() -> None:
     # 2^62 steps: a loop over them would never end. Steps of one that meet each slab's end waste nothing.
-    assert cache_growth.slots_for(1 << 62, 1) == 1 << 62
+    assert cache_growth.slots_up_to(1 << 62, 1) == 1 << 62
 
 
 def test_steps_that_share_the_slab_size_waste_nothing() -> None:
     for step, tokens in itertools.product((64, 128, 256, 512, 2048), range(1, 3000, 37)):
-        slots = cache_growth.slots_for(tokens, step)
-        assert slots == -(-tokens // 256) * 256
-
-
-def test_spare_slots_never_exceed_one_slab() -> None:
-    for step, tokens in itertools.product((7, 100, 300, 777), range(1, 2500, 41)):
-        assert tokens <= cache_growth.slots_for(tokens, step) <= cache_growth.most_slots_for(tokens)
+        assert cache_growth.slots_up_to(tokens, step) == -(-tokens // 256) * 256
 
 
 def test_scores_are_materialised_only_without_a_fused_kernel() -> None:

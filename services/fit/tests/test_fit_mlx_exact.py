@@ -9,7 +9,7 @@ import pytest
 from weighbridge_fit.calibration import ComputeDevice
 from weighbridge_fit.describe import describe
 from weighbridge_fit.facts import WeightFacts
-from weighbridge_fit.laws import cache_growth, gated_delta, kv
+from weighbridge_fit.laws import cache_growth, mlx_caches
 from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.plans.mlx.plan import plan
 
@@ -131,8 +131,8 @@ def test_caches_equal_the_law(models: dict[str, Path], name: str, prompt: int, a
     model, _ = load_model(models[name])
     geometry = facts_of(models[name]).geometry
     assert geometry is not None
-    slots = cache_growth.slots_for(prompt + answer, step)
-    expected = kv.filled_bytes(geometry, slots) + gated_delta.state_bytes(geometry)
+    law = mlx_caches.caches(geometry)
+    expected = cache_growth.slots_up_to(prompt + answer, step) * law.slot_bytes + law.state_bytes
     assert sum(cache.nbytes for cache in generated(model, prompt, answer, step)) == expected
 
 
@@ -144,7 +144,7 @@ def test_quantised_caches_equal_the_law(models: dict[str, Path], bits: int) -> N
     geometry = facts_of(models["qwen3"]).geometry
     assert geometry is not None
     caches = generated(model, 40, 4, 64, kv_bits=bits, kv_group_size=64)
-    expected = kv.filled_bytes(geometry, cache_growth.slots_for(44, 64), bits, 64)
+    expected = cache_growth.slots_up_to(44, 64) * mlx_caches.caches(geometry, bits, 64).slot_bytes
     assert sum(cache.nbytes for cache in caches) == expected
 
 
@@ -237,5 +237,5 @@ def test_keys_and_values_take_the_width_that_the_weights_promote_to(models: dict
     geometry = facts_of(tmp_path).geometry
     assert geometry is not None
     assert geometry.activation_bytes == 4
-    expected = kv.filled_bytes(geometry, cache_growth.slots_for(12, 64))
+    expected = cache_growth.slots_up_to(12, 64) * mlx_caches.caches(geometry).slot_bytes
     assert sum(cache.nbytes for cache in generated(model, 10, 2, 64)) == expected

@@ -243,14 +243,36 @@ def test_a_drafter_costs_its_weights_and_its_own_cache_at_the_same_context() -> 
     assert lines(made)["logits"].bytes.expected * 2 == lines(plain)["logits"].bytes.expected * 5
     # The drafter reads its prompt first, and is smaller: the model's own reading is the peak.
     assert lines(made)["activations"] == lines(plain)["activations"]
-    assert "drafter_activations" not in lines(made)
+    assert "drafter_prefill" not in lines(made)
+
+
+def prefill(made: Plan) -> tuple[int, int, int]:
+    found = [line.bytes for line in made.requirement.lines if line.phase is Phase.PREFILL]
+    return sum(one.low for one in found), sum(one.expected for one in found), sum(one.high for one in found)
 
 
 def test_the_larger_of_two_prefills_counts() -> None:
-    large = replace(DENSE, intermediate_size=100_000)
-    made = plan(DENSE_FACTS, MlxRequest(draft_model="d"), METAL, {"drafter": facts(large, {"model": attention(0)})})
-    assert "drafter_activations" in lines(made)
-    assert "activations" not in lines(made)
+    large = facts(replace(DENSE, intermediate_size=100_000), {"model": attention(0)})
+    made = plan(DENSE_FACTS, MlxRequest(draft_model="d"), METAL, {"drafter": large})
+    own, drafters = prefill(plan(DENSE_FACTS, MlxRequest(), METAL)), prefill(plan(large, MlxRequest(), METAL))
+    assert drafters > own
+    assert prefill(made) == (own[0], *drafters[1:])
+
+
+@pytest.mark.parametrize("inner", [3072, 6000, 100_000])
+def test_a_drafter_that_outgrows_its_model_never_lowers_a_bound(inner: int) -> None:
+    """The drafter has little to read for a token and much for each pair of them; where it outgrows the model, the
+    bounds go on rising."""
+    small = replace(DENSE, intermediate_size=1, hidden_size=64, attention_heads=64)
+    drafter = facts(small, {"model": attention(0)})
+    target = facts(replace(DENSE, intermediate_size=inner), {"model": DENSE_TENSORS})
+    before = (0, 0, 0)
+    for context in range(1, 30_000, 977):
+        asked = MlxRequest(context_tokens=context, draft_model="d")
+        total = plan(target, asked, CPU, {"drafter": drafter}).requirement.total
+        now = (total.low, total.expected, total.high)
+        assert all(less <= more for less, more in zip(before, now, strict=True))
+        before = now
 
 
 @pytest.mark.parametrize(
@@ -264,7 +286,7 @@ def test_the_larger_of_two_prefills_counts() -> None:
     ],
 )
 def test_drafters_that_cannot_draft_are_refused(drafter: WeightFacts, said: str) -> None:
-    error = refusal(DENSE_FACTS, MlxRequest(draft_model="d"), drafter=drafter)
+    error = refusal(DENSE_FACTS, MlxRequest(draft_model="d", context_tokens=4096), drafter=drafter)
     assert (error.reason, error.field) == ("DRAFTER_MISMATCH", "options.mlx.draft_model")
     assert said in error.message
 
@@ -281,6 +303,15 @@ def test_windows_can_be_cut_back_until_they_are_full() -> None:
     short = MlxRequest(context_tokens=1000, draft_model="d")
     plan(model, short, METAL, {"drafter": DENSE_FACTS})
     assert refusal(model, replace(short, context_tokens=1024), drafter=DENSE_FACTS).reason == "INVALID_OPTION"
+    # Who names no context gets the longest that can be drafted for: one less than the window.
+    made = plan(model, replace(short, context_tokens=0), METAL, {"drafter": DENSE_FACTS})
+    assert made.shape.context_tokens == 1023  # type: ignore[attr-defined]
+
+
+def test_a_drafter_for_short_contexts_lowers_the_usual_one() -> None:
+    drafter = facts(replace(DENSE, max_context_tokens=512), {"model": attention(0)})
+    made = plan(DENSE_FACTS, MlxRequest(draft_model="d"), METAL, {"drafter": drafter})
+    assert made.shape.context_tokens == 512  # type: ignore[attr-defined]
 
 
 def test_a_draft_head_costs_its_component_one_layer_of_cache_and_a_state_to_go_back_to() -> None:

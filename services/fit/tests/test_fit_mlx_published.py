@@ -13,7 +13,6 @@ from weighbridge_fit.facts import ComponentTotal, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import mlx_caches, workspace
 from weighbridge_fit.lines import Phase
-from weighbridge_fit.plans.mlx.architectures import keeps_windows
 from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.plans.mlx.plan import plan
 
@@ -118,7 +117,7 @@ def test_what_one_more_token_of_a_long_prompt_costs() -> None:
 def long_prefill_bytes_per_token(geometry: ModelGeometry) -> int:
     """KV + prompt embeddings + scores of a chunk of 2048: what another runtime solves its contexts by."""
     factors = mlx(METAL).factors("expected")
-    held = mlx_caches.caches(geometry, keeps_windows(geometry)).slot_bytes
+    held = mlx_caches.caches(geometry).slot_bytes
     return held + geometry.hidden_size * 2 + int(workspace.score_bytes(geometry, 2048, 1, factors))
 
 
@@ -153,7 +152,8 @@ def test_latent_attention_grows_with_its_rotary_scores(shorter: int, longer: int
 
 def test_a_windowed_model_holds_its_windows() -> None:
     """mlxcel issue 172: gemma3-1b at 32,768 tokens holds 139 MiB, by a formula without windows 832."""
-    held = mlx_caches.caches(GEMMA3_1B, keeps_windows(GEMMA3_1B))
+    held = mlx_caches.caches(GEMMA3_1B)
     assert 32_768 * held.slot_bytes + held.window_bytes(32_768) == 139 * MIB
-    whole = mlx_caches.caches(GEMMA3_1B, keeps_windows=False)
+    # Gemma 2's own caches hold the whole context in sliding layers too.
+    whole = mlx_caches.caches(replace(GEMMA3_1B, model_type="gemma2"))
     assert 32_768 * whole.slot_bytes == 832 * MIB

@@ -147,6 +147,24 @@ def test_what_is_said_to_help_helps(geometry: ModelGeometry, size: int, expected
     assert (helped is Verdict.RUNS) is bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("target", "drafter", "longest"),
+    [
+        (DENSE, replace(DENSE, layers=(FULL,) * 2, max_context_tokens=32_768), 32_768),
+        (DENSE, replace(WINDOWED, layers=(SLIDING, FULL), max_context_tokens=0), 4095),
+        (WINDOWED, replace(DENSE, layers=(FULL,) * 2), 4095),
+        (DENSE, replace(DENSE, layers=(FULL,) * 2), LONGEST),
+    ],
+)
+def test_a_drafter_bounds_the_context_that_is_solved_for(
+    target: ModelGeometry, drafter: ModelGeometry, longest: int
+) -> None:
+    """A drafter was made for a context, and windows can be cut back until they are full: a bound, not a refusal."""
+    weighed = replace(model(target), companions={"drafter": model(drafter).facts})
+    asked, ample = MlxRequest(draft_model="d"), machine(600 * GIB, Pool.UNIFIED)
+    assert solve_context(MlxFamily(), weighed, asked, ample) == longest
+
+
 def test_options_travel_there_and_back() -> None:
     family = MlxFamily()
     options = plan_pb2.EngineOptions(

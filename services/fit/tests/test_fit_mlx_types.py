@@ -12,7 +12,7 @@ from weighbridge_fit.describe import describe
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.laws import cache_growth, mlx_caches
 from weighbridge_fit.plans.errors import PlanError
-from weighbridge_fit.plans.mlx.architectures import ARCHITECTURES, keeps_windows
+from weighbridge_fit.plans.mlx.architectures import ARCHITECTURES
 from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.plans.mlx.plan import plan
 
@@ -224,8 +224,8 @@ def test_weights_and_caches_are_what_the_plan_says(tiny: Tiny, prompt: int, step
     assert sum(lines[name].expected for name in resident if name in lines) == held
     geometry = tiny.facts.geometry
     assert geometry is not None
-    law = mlx_caches.caches(geometry, keeps_windows(geometry))
-    reading = cache_growth.slots_for(prompt, step) * law.slot_bytes + law.state_bytes + law.window_bytes(prompt)
+    law = mlx_caches.caches(geometry)
+    reading = cache_growth.slots_up_to(prompt, step) * law.slot_bytes + law.state_bytes + law.window_bytes(prompt)
     assert most <= reading + law.window_spare_bytes(prompt, step)
     if "window_spare" in lines:
         assert most == reading + lines["window_spare"].high

@@ -28,11 +28,15 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCeiling:
-    """One card's ceiling, and the largest single allocation it accepts (0: unknown)."""
+    """One card's ceiling, the largest single allocation it accepts, and its physical memory, all in bytes (0: unknown).
+
+    Engines that take a share of a card reckon from its physical memory, which is more than the ceiling.
+    """
 
     device_id: str
     ceiling: Ceiling
     allocation_limit: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,9 @@ class Range:
 
 NOTHING = Range(0, 0, 0)
 
+# What the contract's signed 64 bits hold: a plan that needs more is a model whose sizes are wrong.
+MAX_BYTES = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -71,9 +74,20 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnBudget:
+    """What an engine allows itself of a card, however much the card has: `need` has to fit into `bytes`, or the engine
+    does not start. `what` names the budget in a sentence."""
+
+    need: Range
+    bytes: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Requirement:
     """A plan's memory: its lines and their sums. `host` is what host memory holds at its own peak, `device` what a card
-    holds while the model is loaded, `device_peak` what it holds at most."""
+    holds while the model is loaded, `device_peak` what it holds at most. `own_budget`: None where the engine sets
+    itself no limit."""
 
     lines: tuple[Line, ...]
     total: Range
@@ -82,9 +96,10 @@ class Requirement:
     device_peak: Range
     largest_buffer: Range
     peak_phase: Phase
+    own_budget: OwnBudget | None = None
 
 
-def requirement(lines: tuple[Line, ...]) -> Requirement:
+def requirement(lines: tuple[Line, ...], own_budget: OwnBudget | None = None) -> Requirement:
     """Adds lines up: the peak is what is resident plus the largest phase, never the sum of phases."""
     ordered = tuple(sorted(lines, key=lambda line: line.phase is not Phase.RESIDENT))
     largest_buffer = NOTHING
@@ -101,6 +116,7 @@ def requirement(lines: tuple[Line, ...]) -> Requirement:
         device_peak=_peak(on_device, phases),
         largest_buffer=largest_buffer,
         peak_phase=max(phases, key=lambda phase: _sum(ordered, phase).expected),
+        own_budget=own_budget,
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from weighbridge_fit.lines import Range, Source
 
-
 BOUNDS = ("low", "expected", "high")
 
 
@@ -55,8 +54,6 @@ class WorkspaceFactors:
     score_copies: float
     latent_score_copies: float
     state_space_copies: float
-    adapter_copies: float
-    dora_copies: float
     growth_copies: float
     delta_states_per_token: float
     delta_graph_bytes: float
@@ -87,8 +84,6 @@ class Calibration:
             score_copies=self["score_copies"].at(bound),
             latent_score_copies=self["latent_score_copies"].at(bound),
             state_space_copies=self["state_space_copies"].at(bound),
-            adapter_copies=self["adapter_copies"].at(bound),
-            dora_copies=self["dora_copies"].at(bound),
             growth_copies=self["growth_copies"].at(bound),
             delta_states_per_token=self["delta_states_per_token"].at(bound),
             delta_graph_bytes=self["delta_graph_bytes"].at(bound),

@@ -108,8 +108,12 @@ class MlxFamily:
                 return
 
     def longest_context(self, model: Model) -> int:
-        """What the model was made for, in tokens."""
-        return (model.facts.geometry.max_context_tokens if model.facts.geometry else 0) or LONGEST_CONTEXT
+        """What the model was made for, in tokens, and its drafter where there is one."""
+        geometry = model.facts.geometry
+        if geometry is None:
+            return LONGEST_CONTEXT
+        bounds = (geometry.max_context_tokens, drafting.longest_drafted(geometry, model.companions), LONGEST_CONTEXT)
+        return min(bound for bound in bounds if bound)
 
     def with_context(self, request: MlxRequest, context_tokens: int) -> MlxRequest:
         """The same request at another context."""

@@ -24,15 +24,32 @@ def capacity_after(chunks: Iterable[int], held: int = 0, capacity: int = 0) -> i
     return capacity
 
 
-def slots_for(tokens: int, prefill_step: int) -> int:
-    """Slots of a cache that a prompt of `tokens` has filled. P prompt and G generated tokens make P + G: one step is
-    computed ahead.
+def slots_up_to(tokens: int, prefill_step: int) -> int:
+    """The most slots that a prompt of `tokens` or fewer ends with when it is read in steps: a context is for every
+    length up to it. P prompt and G generated tokens make P + G: one step is computed ahead.
 
-    `generate_step` feeds steps over all but the last token, then the last one. How a cache grows depends only on the
-    place within a slab and the spare slots, so equal steps repeat and whole rounds are skipped: a context of millions
-    of tokens in steps of one takes no time.
+    `generate_step` feeds steps over all but the last token, then the last one. Steps that do not divide a slab can
+    leave a shorter prompt with more slots: in steps of 100, 257 tokens end with 512 and 258 with 456. Prompts that are
+    shorter by a slab or more cannot.
     """
-    steps, rest = divmod(tokens - 1, prefill_step)
+    shortest = max(1, tokens - GROWTH_STEP + 1)
+    steps = (shortest - 1) // prefill_step
+    held, capacity = _after_steps(steps, prefill_step)
+    most = 0
+    for prompt in range(shortest, tokens + 1):
+        if prompt - 1 - held >= prefill_step:
+            held, capacity = held + prefill_step, _grown(held, capacity, prefill_step)
+        rest = prompt - 1 - held
+        most = max(most, capacity_after([rest, 1] if rest else [1], held, capacity))
+    return most
+
+
+def _after_steps(steps: int, prefill_step: int) -> tuple[int, int]:
+    """Tokens held and slots after so many whole steps.
+
+    How a cache grows depends only on the place within a slab and the spare slots, so equal steps repeat and whole
+    rounds are skipped: a context of millions of tokens in steps of one takes no time.
+    """
     held = capacity = done = 0
     seen: dict[tuple[int, int], tuple[int, int]] = {}
     while done < steps:
@@ -49,7 +66,7 @@ def slots_for(tokens: int, prefill_step: int) -> int:
             seen[place] = done, held
         capacity = _grown(held, capacity, prefill_step)
         held, done = held + prefill_step, done + 1
-    return capacity_after([rest, 1] if rest else [1], held, capacity)
+    return held, capacity
 
 
 def _grown(held: int, capacity: int, chunk: int) -> int:

@@ -5,7 +5,7 @@ and one key x value matrix per value head in float32. Source: mlx-lm 0.32.2, `qw
 real objects' `nbytes`.
 """
 
-from weighbridge_fit.geometry import LayerKind, ModelGeometry
+from weighbridge_fit.geometry import ModelGeometry
 
 FLOAT32_BYTES = 4
 
@@ -29,11 +29,3 @@ def convolution_size(geometry: ModelGeometry) -> int:
 def convolution_elements(geometry: ModelGeometry) -> int:
     """Inputs of the convolution that one layer keeps of one sequence."""
     return max(0, geometry.delta_conv_width - 1) * convolution_size(geometry)
-
-
-def state_bytes(geometry: ModelGeometry) -> int:
-    """Everything that one sequence's gated-delta layers remember."""
-    layers = geometry.count(LayerKind.GATED_DELTA)
-    if not layers:
-        return 0
-    return layers * (convolution_elements(geometry) * geometry.activation_bytes + recurrent_bytes(geometry))

@@ -7,11 +7,11 @@ takes 6.09 GiB by its windows, and 12.00 GiB of vLLM's pool.
 
 from enum import Enum
 
-from weighbridge_fit.geometry import LayerKind, ModelGeometry
+from weighbridge_fit.geometry import ModelGeometry
 from weighbridge_fit.laws import kv_llama_cpp, kv_mlx, kv_vllm
 from weighbridge_fit.laws.kv_layers import layer_row, layer_rows
 from weighbridge_fit.laws.kv_sum import CacheBytes
-from weighbridge_fit.laws.kv_types import KvType, mlx_quantised, plain
+from weighbridge_fit.laws.kv_types import KvType, plain
 
 MLX_PREFILL_STEP = 2048
 
@@ -56,26 +56,3 @@ def cache_bytes(
     if law is KvLaw.VLLM:
         return kv_vllm.cache_bytes(geometry, context_tokens, sequences, stored)
     return kv_mlx.cache_bytes(geometry, context_tokens, sequences, stored, micro_batch or MLX_PREFILL_STEP)
-
-
-# What the plan of mlx-lm's Qwen models is made of. They make a plain KVCache for sliding layers too, so a window bounds
-# nothing here (mlx-lm 0.32.2).
-
-
-def row_bytes(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> int:
-    """Bytes of one key (or one value) over all kv heads of one layer. `kv_bits` 0: not quantised."""
-    stored = unquantised(geometry)
-    if kv_bits:
-        stored = mlx_quantised(kv_bits, kv_group_size, geometry.activation_bytes)
-    return stored.row_bytes(geometry.kv_heads * geometry.head_size)
-
-
-def bytes_per_token(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> int:
-    """Bytes that one more slot of one sequence costs over all layers that grow."""
-    growing = geometry.count(LayerKind.FULL_ATTENTION) + geometry.count(LayerKind.SLIDING_ATTENTION)
-    return 2 * growing * row_bytes(geometry, kv_bits, kv_group_size)
-
-
-def filled_bytes(geometry: ModelGeometry, slots: int, kv_bits: int = 0, kv_group_size: int = 0) -> int:
-    """Bytes of one sequence's keys and values with `slots` slots in every attention layer of a Qwen model."""
-    return slots * bytes_per_token(geometry, kv_bits, kv_group_size)

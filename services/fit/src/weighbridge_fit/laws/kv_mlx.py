@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws.cache_growth import (
-    GROWTH_STEP,
     most_slots_for,
     most_window_slots_in_prefill,
+    slots_up_to,
     window_slots_for,
 )
-from weighbridge_fit.laws.kv_layers import LayerRow, layer_rows
+from weighbridge_fit.laws.kv_layers import ATTENTION, LayerRow, layer_rows
 from weighbridge_fit.laws.kv_sum import CacheBytes
 from weighbridge_fit.laws.kv_types import KvType
 
@@ -22,58 +22,67 @@ STATE_BYTES = 4
 # Models whose states are in the activation type too.
 NARROW_STATES = frozenset({"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "rwkv7"})
 
-# Models whose `make_cache` gives sliding layers a rotating cache. All others keep the whole context in them.
+# Models whose `make_cache` gives sliding layers a rotating cache. All others keep the whole context in them, Mistral 3
+# too: its wrapper has no make_cache of its own.
 ROTATING = frozenset(
     (
         *("afmoe", "cohere2", "exaone4", "exaone_moe", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4"),
-        *("gemma4_text", "gpt_oss", "laguna", "llama", "llama4", "llama4_text", "mimo_v2_flash", "ministral3"),
-        *("mistral", "olmo3", "recurrent_gemma", "step3p5"),
+        *("gemma4_text", "gemma4_unified", "gpt_oss", "laguna", "llama", "llama4", "llama4_text", "mimo_v2_flash"),
+        *("ministral3", "mistral", "olmo3", "recurrent_gemma", "step3p5"),
     )
 )
 # Models that keep unpacked keys and values instead of latent rows.
 UNPACKED_LATENT = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
 
 
-def held_rows(geometry: ModelGeometry) -> tuple[LayerRow, ...]:
-    """What mlx-lm keeps of each layer."""
-    rows = layer_rows(geometry)
-    if geometry.model_type in UNPACKED_LATENT:
-        heads = geometry.attention_heads
-        unpacked = LayerRow(key=heads * geometry.head_size, value=heads * geometry.value_head_size)
-        kinds = zip(rows, geometry.layers, strict=True)
-        rows = tuple(unpacked if kind is LayerKind.LATENT_ATTENTION else row for row, kind in kinds)
-    # Where every layer slides, the window came from a config without layer types: read as full attention throughout.
+def keeps_windows(geometry: ModelGeometry) -> bool:
+    """Whether sliding layers get caches of their window; else they hold the whole context.
+
+    Where every layer slides, the window came from a config without layer types, which mlx-lm reads as full attention
+    throughout (its Llama cannot even be made without one full layer).
+    """
     whole = geometry.count(LayerKind.SLIDING_ATTENTION) == len(geometry.layers)
-    if whole or geometry.model_type not in ROTATING:
-        rows = tuple(replace(row, window_tokens=0) for row in rows)
-    return rows
+    return geometry.model_type in ROTATING and not whole
 
 
-def growing_slots(context_tokens: int, prefill_step: int) -> int:
-    """Slots of a full cache: the context in whole slabs where every prefill step is whole slabs, else the most that
-    any chunks can leave."""
-    if prefill_step % GROWTH_STEP:
-        return most_slots_for(context_tokens)
-    return -(-context_tokens // GROWTH_STEP) * GROWTH_STEP
+def held_rows(geometry: ModelGeometry) -> tuple[LayerRow, ...]:
+    """What mlx-lm's cache classes store of each layer, in elements.
+
+    Keys that are the values too (Gemma 4) are stored twice, because only keys are rotated. An indexer's cache keeps
+    zeros for values. Latent attention stores the compressed row as key and the rotary key as value.
+    """
+    windows, unpacks = keeps_windows(geometry), geometry.model_type in UNPACKED_LATENT
+    heads, rows = geometry.attention_heads, []
+    for kind, row in zip(geometry.layers, layer_rows(geometry), strict=True):
+        if unpacks and kind is LayerKind.LATENT_ATTENTION:
+            rows.append(LayerRow(key=heads * geometry.head_size, value=heads * geometry.value_head_size))
+            continue
+        value = row.key if kind in ATTENTION and not row.value else row.value
+        window = row.window_tokens if windows else 0
+        rows.append(replace(row, value=value, indexer=2 * row.indexer, window_tokens=window))
+    return tuple(rows)
+
+
+def state_bytes(row: LayerRow, geometry: ModelGeometry) -> int:
+    """What one layer remembers of one sequence however long it is."""
+    width = geometry.activation_bytes or 2
+    return row.state * (width if geometry.model_type in NARROW_STATES else STATE_BYTES) + row.convolution * width
 
 
 def cache_bytes(
-    geometry: ModelGeometry, context_tokens: int, sequences: int, kv_type: KvType, prefill_step: int
+    geometry: ModelGeometry, context_tokens: int, sequences: int, kv_type: KvType, prefill_step: int | None
 ) -> CacheBytes:
-    """All layers' caches with `context_tokens` in each sequence, while it is answered."""
+    """All layers' caches with `context_tokens` in each sequence, while it is answered. `prefill_step` None: the most
+    that any way of filling them leaves."""
     total = CacheBytes()
-    slots = growing_slots(context_tokens, prefill_step)
-    width = geometry.activation_bytes or 2
-    state_width = width if geometry.model_type in NARROW_STATES else STATE_BYTES
+    slots = most_slots_for(context_tokens) if prefill_step is None else slots_up_to(context_tokens, prefill_step)
     for row in held_rows(geometry):
         pair = _pair(row, kv_type)
-        # The indexer's cache keeps zeros for values.
-        latent = kv_type.row_bytes(row.latent) + 2 * kv_type.row_bytes(row.indexer)
         total = total + CacheBytes(
             growing=0 if row.window_tokens else slots * pair,
             windowed=window_slots_for(context_tokens, row.window_tokens) * pair if row.window_tokens else 0,
-            latent=slots * latent,
-            state=row.state * state_width + row.convolution * width,
+            latent=slots * (kv_type.row_bytes(row.latent) + kv_type.row_bytes(row.indexer)),
+            state=state_bytes(row, geometry),
         )
     return total.times(sequences)
 

@@ -1,19 +1,14 @@
-"""Which caches mlx-lm makes for a model's layers, and what they hold.
+"""What mlx-lm's caches of one sequence are made of, and what can be done with them: quantised, cut back.
 
-`kv_layers` says what a layer remembers, this says how mlx-lm stores it.
-
-Three things differ from what the architecture needs. Most models make a `KVCache` of the whole context for sliding
-layers too; those that make a `RotatingKVCache` keep the window. Layers whose keys are their values (Gemma 4) store
-both, because keys are rotated and values are not. Latent attention stores the compressed row as key and the rotary key
-as value. Source: `make_cache` of each model and `cache.py` of mlx-lm 0.32.2; equal to the real objects' `nbytes`.
+`kv_layers` says what a layer remembers, `kv_mlx` how mlx-lm stores it. Source: `make_cache` of each model and
+`cache.py` of mlx-lm 0.32.2; equal to the real objects' `nbytes`.
 """
 
 from dataclasses import dataclass
 
 from weighbridge_fit.geometry import LayerKind, LayerMeasure, ModelGeometry
-from weighbridge_fit.laws import cache_growth
-from weighbridge_fit.laws.kv_layers import ATTENTION, LayerRow, layer_rows
-from weighbridge_fit.laws.kv_mlx import STATE_BYTES
+from weighbridge_fit.laws import cache_growth, kv_mlx
+from weighbridge_fit.laws.kv_layers import ATTENTION, LayerRow
 from weighbridge_fit.laws.kv_types import KvType, mlx_quantised, plain
 
 
@@ -63,30 +58,15 @@ class Caches:
         return largest
 
 
-def stored_rows(geometry: ModelGeometry, keeps_windows: bool) -> tuple[LayerRow, ...]:
-    """Every layer's memory in elements, as mlx-lm's cache classes store it. `keeps_windows`: the model makes rotating
-    caches for its sliding layers."""
-    rows = []
-    for kind, row in zip(geometry.layers, layer_rows(geometry), strict=True):
-        value = row.key if kind in ATTENTION and not row.value else row.value
-        rows.append(
-            LayerRow(
-                row.key, value, row.latent, row.indexer, row.window_tokens if keeps_windows else 0, row.state,
-                row.convolution,
-            )
-        )  # fmt: skip
-    return tuple(rows)
-
-
-def caches(geometry: ModelGeometry, keeps_windows: bool, kv_bits: int = 0, kv_group_size: int = 0) -> Caches:
-    """What one sequence's caches are made of. Only caches of the whole context are quantised: `RotatingKVCache` cannot
-    be, states are not."""
+def caches(geometry: ModelGeometry, kv_bits: int = 0, kv_group_size: int = 0) -> Caches:
+    """What one sequence's caches are made of. `kv_bits` 0: not quantised. Only caches of the whole context are:
+    `RotatingKVCache` cannot be, states are not."""
     width = geometry.activation_bytes
     stored = mlx_quantised(kv_bits, kv_group_size, width) if kv_bits else plain(width)
     growing = slot = largest = state_layers = state = 0
     windows: dict[int, list[tuple[int, int]]] = {}
-    for row in stored_rows(geometry, keeps_windows):
-        constant = row.state * STATE_BYTES + row.convolution * width
+    for row in kv_mlx.held_rows(geometry):
+        constant = kv_mlx.state_bytes(row, geometry)
         state, state_layers = state + constant, state_layers + (constant > 0)
         if row.window_tokens:
             windows.setdefault(row.window_tokens, []).append(_pair(row, plain(width)))
@@ -111,27 +91,34 @@ def head_sizes(geometry: ModelGeometry) -> set[int]:
     return sizes
 
 
-def quantisable(geometry: ModelGeometry, keeps_windows: bool) -> bool:
+def quantisable(geometry: ModelGeometry) -> bool:
     """Whether mlx-lm can quantise this model's caches: no windows (`RotatingKVCache.to_quantized` is not written), no
     latent rows (their attention reads them unquantised)."""
     latent = LayerKind.LATENT_ATTENTION in geometry.layers
-    return not latent and not any(row.window_tokens for row in stored_rows(geometry, keeps_windows))
+    return not latent and not any(row.window_tokens for row in kv_mlx.held_rows(geometry))
 
 
-def trimmable(geometry: ModelGeometry, keeps_windows: bool, tokens: int) -> bool:
-    """Whether caches of `tokens` can be cut back, which drafting needs: states cannot be, windows only until they are
-    full."""
-    return not any(
-        row.state or row.convolution or 0 < row.window_tokens <= tokens for row in stored_rows(geometry, keeps_windows)
-    )
+def longest_trimmable(geometry: ModelGeometry) -> int | None:
+    """The most tokens that caches can hold and still be cut back, which drafting needs: none of states, of windows as
+    long as they are not full, of the whole context any (None)."""
+    rows = kv_mlx.held_rows(geometry)
+    if any(row.state or row.convolution for row in rows):
+        return 0
+    return min((row.window_tokens - 1 for row in rows if row.window_tokens), default=None)
 
 
-def attended(geometry: ModelGeometry, keeps_windows: bool, tokens: int, prefill_step: int) -> set[tuple[int, int]]:
+def trimmable(geometry: ModelGeometry, tokens: int) -> bool:
+    """Whether caches of `tokens` can be cut back."""
+    longest = longest_trimmable(geometry)
+    return longest is None or tokens <= longest
+
+
+def attended(geometry: ModelGeometry, tokens: int, prefill_step: int) -> set[tuple[int, int]]:
     """Head size and number of keys that a chunk attends to, of every kind of attention layer, at the end of a prompt.
 
     Shared layers attend to another layer's keys of their own kind, latent layers are not among these.
     """
-    found = set()
+    found, keeps_windows = set(), kv_mlx.keeps_windows(geometry)
     for index, kind in enumerate(geometry.layers):
         if kind not in ATTENTION:
             continue

@@ -18,7 +18,12 @@ def capacity_from(message: machine_pb2.Capacity) -> Capacity:
         host=_ceiling_from(message.host),
         total=_ceiling_from(message.total),
         devices=tuple(
-            DeviceCeiling(device.device.device_id, _ceiling_from(device.ceiling), device.device.allocation_limit_bytes)
+            DeviceCeiling(
+                device.device.device_id,
+                _ceiling_from(device.ceiling),
+                device.device.allocation_limit_bytes,
+                device.device.total_bytes,
+            )
             for device in message.devices
         ),
         total_ram=message.total_ram_bytes,

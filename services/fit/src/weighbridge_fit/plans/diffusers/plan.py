@@ -10,7 +10,7 @@ from weighbridge_fit.calibration import Figure
 from weighbridge_fit.calibration.diffusers import figures
 from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import ComponentTotal, WeightFacts
-from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Requirement, Source, requirement
+from weighbridge_fit.lines import MAX_BYTES, NOTHING, Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.diffusers import working
 from weighbridge_fit.plans.diffusers.options import DiffusersRequest, DiffusersShape, Offload, settle
@@ -29,8 +29,6 @@ from weighbridge_fit.plans.plan import Engine, Note, Plan
 # and counters stay as they are.
 _FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 _PHASES = {Stage.TEXT: Phase.TEXT_ENCODE, Stage.DENOISE: Phase.DENOISE, Stage.DECODE: Phase.IMAGE_DECODE}
-# What the contract's signed 64 bits hold.
-MAX_BYTES = 2**63 - 1
 
 
 def plan(model: Model, request: DiffusersRequest, capacity: Capacity) -> Plan:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weighbridge_fit.calibration import Figure
+from weighbridge_fit.calibration import BOUNDS, Figure
 from weighbridge_fit.calibration.diffusers import figures
 from weighbridge_fit.capacity import Pool
 from weighbridge_fit.facts import WeightFacts
@@ -11,7 +11,6 @@ from weighbridge_fit.lines import Line, Phase, Range, Source
 from weighbridge_fit.plans.diffusers.options import LOAD_BYTES, DiffusersShape
 from weighbridge_fit.plans.diffusers.pipelines import Decoder, Pipeline, model_width
 
-_BOUNDS = ("low", "expected", "high")
 # diffusers' own tiles: 256 px for Wan, 512 for LTX and the image autoencoders; runs of 16 frames with 8 of overlap.
 _TILE_PX = {Decoder.WAN21: 256, Decoder.WAN22: 256}
 _OTHER_TILE_PX = 512
@@ -142,5 +141,5 @@ def _output_line(shape: DiffusersShape) -> Line:
 
 
 def _range(at: Callable[[str], int]) -> Range:
-    low, expected, high = (at(bound) for bound in _BOUNDS)
+    low, expected, high = (at(bound) for bound in BOUNDS)
     return Range(low, expected, high)

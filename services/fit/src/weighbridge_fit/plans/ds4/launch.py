@@ -9,8 +9,8 @@ from weighbridge_fit.calibration.ds4 import Compute, Layout
 from weighbridge_fit.plans.ds4.companions import Companion
 from weighbridge_fit.plans.ds4.decisions import Decisions
 from weighbridge_fit.plans.ds4.drafting import Drafter
-from weighbridge_fit.plans.ds4.notes import DISK_KV_SPACE_MIB
 from weighbridge_fit.plans.ds4.options import FULL_POWER, Basics
+from weighbridge_fit.plans.ds4.policy import DISK_KV_SPACE_MIB
 from weighbridge_fit.plans.ds4.shape import Ds4Weights, Family
 
 # The legacy head drafts from two tokens on; its own default of one drafts nothing.

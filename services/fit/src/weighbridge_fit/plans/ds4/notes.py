@@ -12,14 +12,13 @@ from weighbridge_fit.lines import Requirement, Source
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.ds4.decisions import Decisions
 from weighbridge_fit.plans.ds4.machine import Ds4Machine
-from weighbridge_fit.plans.ds4.policy import RESIDENT_RESERVATION_BYTES, AuthorFigures, reservation
+from weighbridge_fit.plans.ds4.policy import DISK_KV_SPACE_MIB, RESIDENT_RESERVATION_BYTES, AuthorFigures, reservation
 from weighbridge_fit.plans.ds4.shape import Family
 from weighbridge_fit.plans.ds4.standing import Frame, context_buffers
 from weighbridge_fit.plans.plan import Note
 
 # KV of this size goes to memory that CUDA pages between host and card.
 MANAGED_KV_BYTES = 8 * GIB
-DISK_KV_SPACE_MIB = 16_384
 
 
 def launch_notes(

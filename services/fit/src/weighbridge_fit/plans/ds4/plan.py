@@ -2,7 +2,7 @@
 
 from weighbridge_fit.calibration.ds4 import ds4
 from weighbridge_fit.capacity import Capacity
-from weighbridge_fit.lines import requirement
+from weighbridge_fit.lines import MAX_BYTES, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.ds4.decisions import decide_launch, figures_of
 from weighbridge_fit.plans.ds4.launch import arguments
@@ -14,9 +14,6 @@ from weighbridge_fit.plans.ds4.shape import weights_of
 from weighbridge_fit.plans.ds4.standing import Frame
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
-
-# What the contract's signed 64 bits hold.
-MAX_BYTES = 2**63 - 1
 
 
 def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:

@@ -20,6 +20,8 @@ FALLBACK_CACHE_GIB = ((120 * GIB, 64), (88 * GIB, 48), (0, 32))
 LARGE_MEMORY_BYTES = 192 * GIB
 LARGE_CONTEXT_TOKENS = 262_144
 USUAL_CONTEXT_TOKENS = 131_072
+# Conversations kept on disk. ds4's own default of 4,096 holds a handful: 40,000 tokens take 548 MiB.
+DISK_KV_SPACE_MIB = 16_384
 # What a streamed model is taken to hold where no author says.
 UNKNOWN_RESIDENT_BYTES = 48 * GIB
 

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
+from weighbridge_fit.calibration import BOUNDS
 from weighbridge_fit.calibration.ds4 import Ds4Calibration, PublishedFile
 from weighbridge_fit.facts import TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.laws.ds4_context import ContextLayers
@@ -233,7 +234,7 @@ def _from_size(size: int, family: Family, longest: int, calibration: Ds4Calibrat
         family=family if family in (Family.V41, Family.GLM) else Family.OTHER,
         mapped_bytes=mapped,
         disk_only_bytes=disk_only,
-        non_routed=Range(*(int(mapped * share.at(bound)) for bound in ("low", "expected", "high"))),
+        non_routed=Range(*(int(mapped * share.at(bound)) for bound in BOUNDS)),
         embedding_bytes=0,
         largest_tensor_bytes=0,
         hidden_size=0,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from weighbridge_fit.calibration import BOUNDS
 from weighbridge_fit.calibration.ds4 import Compute, Ds4Calibration, Layout
 from weighbridge_fit.laws.ds4_context import (
     FLOAT32_BYTES,
@@ -14,8 +15,6 @@ from weighbridge_fit.laws.ds4_context import (
 from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Source
 from weighbridge_fit.plans.ds4.options import Basics
 from weighbridge_fit.plans.ds4.shape import Ds4Weights, Family
-
-_BOUNDS = ("low", "expected", "high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def _workspace_lines(frame: Frame, calibration: Ds4Calibration) -> list[Line]:
         return [Line("workspace", Phase.RESIDENT, times(Range.exactly(one), 1, basics.sessions), floats.source, basis)]
     other = calibration["workspace_other_model"]
     wide = (weights.hidden_size or calibration.flash_hidden) / calibration.flash_hidden
-    sized = Range(*(int(one * wide * other.at(bound)) for bound in _BOUNDS))
+    sized = Range(*(int(one * wide * other.at(bound)) for bound in BOUNDS))
     return [
         Line("workspace", Phase.RESIDENT, times(sized, 1, basics.sessions), other.source, f"{basis}; {other.basis}")
     ]

@@ -60,8 +60,7 @@ def cache_lines(geometry: ModelGeometry, shape: GenericShape) -> list[Line]:
 def _most(geometry: ModelGeometry, shape: GenericShape) -> CacheBytes:
     """What another setting or another way of filling them would make of the same caches."""
     if shape.law is KvLaw.MLX:
-        # Chunks that are no whole slabs leave the most slots.
-        return kv_mlx.cache_bytes(geometry, shape.context_tokens, shape.slots, shape.kv_type, 1)
+        return kv_mlx.cache_bytes(geometry, shape.context_tokens, shape.slots, shape.kv_type, None)
     if shape.law is KvLaw.VLLM:
         # --mamba-ssm-cache-dtype float32, which some models are served with.
         return kv_vllm.cache_bytes(geometry, shape.context_tokens, shape.slots, shape.kv_type, kv_vllm.FLOAT32_BYTES)

@@ -10,7 +10,7 @@ from weighbridge_fit.facts import Role, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws.kv import KvLaw
 from weighbridge_fit.laws.kv_layers import keeps_nothing
-from weighbridge_fit.lines import Line, Requirement, requirement
+from weighbridge_fit.lines import MAX_BYTES, Line, Requirement, requirement
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.generic import llama_cpp, mlx, vllm
 from weighbridge_fit.plans.generic.caches import cache_of
@@ -20,8 +20,6 @@ from weighbridge_fit.plans.mlx.options import MlxRequest, MlxShape
 from weighbridge_fit.plans.mlx.plan import plan as mlx_plan
 from weighbridge_fit.plans.plan import Engine, Note, Plan
 
-# What the contract's signed 64 bits hold.
-MAX_BYTES = 2**63 - 1
 # Beyond this many times the weights, a cache is more likely a wrong setting than a wish (ollama issue 9988).
 SUSPICIOUS_CACHE = 10
 # Their caches of compressed rows are a law of the engine that runs them, which is not among these.

@@ -1,5 +1,9 @@
 """A model as vLLM holds it: weights, the activations of its largest step, what CUDA takes, and a pool of pages from all
-that is left of its share of the card."""
+that is left of its share of the card.
+
+The share is one of the card's physical memory (`--gpu-memory-utilization`), and all of it is taken, whatever the
+workload. What has to be in it and is not leaves no pool, and vLLM does not start.
+"""
 
 from weighbridge_common.sizes import format_gib
 
@@ -9,12 +13,14 @@ from weighbridge_fit.components import Component
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.geometry import ModelGeometry
 from weighbridge_fit.laws import kv_vllm
-from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Source
+from weighbridge_fit.lines import NOTHING, Line, OwnBudget, Phase, Range, Source
 from weighbridge_fit.plans.generic.caches import bytes_per_token, cache_lines
 from weighbridge_fit.plans.generic.options import VLLM_BATCH_TOKENS, GenericShape
 from weighbridge_fit.plans.plan import Note
 
 _NOT_LOADED = (Component.DRAFT, Component.UNUSED)
+_REST = "pool_rest"
+_POOLED = ("kv_", "recurrent_state", _REST)
 
 
 def lines(facts: WeightFacts, geometry: ModelGeometry, shape: GenericShape, capacity: Capacity) -> list[Line]:
@@ -30,8 +36,16 @@ def lines(facts: WeightFacts, geometry: ModelGeometry, shape: GenericShape, capa
     ]
     if shape.on_card:
         made.append(Line("cuda", Phase.RESIDENT, other.range, other.source, other.basis, NOTHING, True))
-        made.append(_rest(made, shape, capacity))
+        made.append(_rest(_needed(made), shape, capacity))
     return made
+
+
+def own_budget(made: list[Line], shape: GenericShape, capacity: Capacity) -> OwnBudget | None:
+    """What has to fit into its share of the card; None without a card."""
+    if not shape.on_card:
+        return None
+    what = f"{shape.device_share:.0%} of the card that vLLM is told to take"
+    return OwnBudget(_needed(made), _share_bytes(shape, capacity), what)
 
 
 def notes(made: list[Line], geometry: ModelGeometry, shape: GenericShape, capacity: Capacity) -> list[Note]:
@@ -39,26 +53,40 @@ def notes(made: list[Line], geometry: ModelGeometry, shape: GenericShape, capaci
     if not shape.on_card:
         message = "Without a card vLLM takes no share: its caches are priced for the context alone."
         return [Note("NO_CARD", message)]
-    card = capacity.largest_card.ceiling.automatic
-    fixed = [line.bytes.expected for line in made if line.on_device and not line.component.startswith(_POOLED)]
-    needed = sum(line.bytes.expected for line in made if line.on_device and line.component != "pool_rest")
+    needed, share = _needed(made).expected, _share_bytes(shape, capacity)
     per_token = bytes_per_token(geometry, shape)
-    found = []
-    if needed > card * shape.device_share:
-        share = needed / card if card else 2.0
+    if needed > share:
         message = f"vLLM would not start: it needs {format_gib(needed)} and its share is {shape.device_share:.0%}."
-        if share <= 1:
-            message += f" A device_share of {share:.2f} is enough."
-        found.append(Note("POOL_TOO_SMALL", message, {"needed_bytes": str(needed), "device_share": f"{share:.4f}"}))
-    elif per_token:
-        pool = kv_vllm.pool_bytes(card, shape.device_share, sum(fixed), 0, 0)
-        tokens = kv_vllm.pool_tokens(pool, per_token)
-        message = f"The pool holds about {tokens:,} tokens in {format_gib(pool)}."
-        found.append(Note("POOL", message, {"tokens": str(tokens), "pool_bytes": str(pool)}))
-    return found
+        enough = needed / max(1, _card_bytes(capacity))
+        if enough <= 1:
+            message += f" A device_share of {enough:.2f} is enough."
+        return [Note("POOL_TOO_SMALL", message, {"needed_bytes": str(needed), "device_share": f"{enough:.4f}"})]
+    if not per_token:
+        return []
+    fixed = sum(line.bytes.expected for line in made if line.on_device and not line.component.startswith(_POOLED))
+    pool = kv_vllm.pool_bytes(_card_bytes(capacity), shape.device_share, fixed, 0, 0)
+    tokens = kv_vllm.pool_tokens(pool, per_token)
+    message = f"The pool holds about {tokens:,} tokens in {format_gib(pool)}."
+    return [Note("POOL", message, {"tokens": str(tokens), "pool_bytes": str(pool)})]
 
 
-_POOLED = ("kv_", "recurrent_state", "pool_rest")
+def _card_bytes(capacity: Capacity) -> int:
+    """The card's physical memory; its ceiling where that is not known."""
+    card = capacity.largest_card
+    return card.total or card.ceiling.automatic
+
+
+def _share_bytes(shape: GenericShape, capacity: Capacity) -> int:
+    return int(_card_bytes(capacity) * shape.device_share)
+
+
+def _needed(made: list[Line]) -> Range:
+    """What must be on the card, the rest of the pool left out."""
+    needed = NOTHING
+    for line in made:
+        if line.on_device and line.component != _REST:
+            needed = needed + line.bytes
+    return needed
 
 
 def _weight_line(facts: WeightFacts, geometry: ModelGeometry, shape: GenericShape) -> Line:
@@ -87,17 +115,13 @@ def _activation(geometry: ModelGeometry, shape: GenericShape) -> Line:
     return Line("activations", Phase.RESIDENT, scaled, source, basis, NOTHING, shape.on_card)
 
 
-def _rest(made: list[Line], shape: GenericShape, capacity: Capacity) -> Line:
-    """What vLLM takes beyond this workload's need, because it takes its whole share. The ceiling stands for the card,
-    which is a little larger."""
-    card = capacity.largest_card.ceiling.automatic
-    held = [line.bytes for line in made if line.on_device]
-    need = Range(sum(item.low for item in held), sum(item.expected for item in held), sum(item.high for item in held))
-    expected = max(0, int(card * shape.device_share) - need.expected)
-    high = max(expected, card - need.high)
+def _rest(needed: Range, shape: GenericShape, capacity: Capacity) -> Line:
+    """What vLLM takes beyond this workload's need, because it takes its whole share and no more. Its low bound is
+    nothing: an engine that is told a smaller share would run this workload too."""
+    share = _share_bytes(shape, capacity)
+    sized = Range(0, max(0, share - needed.expected), max(0, share - needed.expected))
     basis = f"vLLM takes {shape.device_share:.0%} of the card whatever the workload: the rest of its pool"
-    sized = Range(0, expected, high)
-    return Line("pool_rest", Phase.RESIDENT, sized, Source.DERIVED, basis, NOTHING, on_device=True)
+    return Line(_REST, Phase.RESIDENT, sized, Source.DERIVED, basis, NOTHING, on_device=True)
 
 
 def _bounds(sized: Range) -> tuple[int, int, int]:

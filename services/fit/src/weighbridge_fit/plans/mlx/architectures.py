@@ -14,70 +14,66 @@ from weighbridge_fit.geometry import LayerKind, ModelGeometry
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How mlx-lm treats a model_type.
+    """How mlx-lm treats a model_type, beside the caches that it makes.
 
-    `windows`: its sliding layers get caches of their window; otherwise they hold the whole context. `fused`: it attends
-    through MLX's kernel, which reads quantised caches too; otherwise by hand, with all scores. `launched`: the MLX
-    engine of this version runs it, so that a plan is a launch.
+    `fused`: it attends through MLX's kernel, which reads quantised caches too; otherwise by hand, with all scores.
+    `launched`: the MLX engine of this version runs it, so that a plan is a launch.
     """
 
-    windows: bool = False
     fused: bool = True
     launched: bool = False
 
 
-_WHOLE = Architecture()
-_WINDOWS = Architecture(windows=True)
+_PRICED = Architecture()
 _LAUNCHED = Architecture(launched=True)
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "qwen": _WHOLE,
+    "qwen": _PRICED,
     "qwen2": _LAUNCHED,
-    "qwen2_moe": _WHOLE,
-    "qwen2_vl": _WHOLE,
-    "qwen2_5_vl": _WHOLE,
+    "qwen2_moe": _PRICED,
+    "qwen2_vl": _PRICED,
+    "qwen2_5_vl": _PRICED,
     "qwen3": _LAUNCHED,
     "qwen3_moe": _LAUNCHED,
-    "qwen3_next": _WHOLE,
+    "qwen3_next": _PRICED,
     "qwen3_5": _LAUNCHED,
     "qwen3_5_text": _LAUNCHED,
-    "qwen3_5_moe": _WHOLE,
-    "qwen3_vl": _WHOLE,
-    "qwen3_vl_moe": _WHOLE,
-    "prism_hadamard_qwen35": _WHOLE,
-    "llama": _WINDOWS,
-    "mistral": _WINDOWS,
-    "ministral3": _WINDOWS,
-    # The wrapper of Mistral 3 has no make_cache, so that every layer gets a cache of the whole context.
-    "mistral3": _WHOLE,
-    "mixtral": _WHOLE,
-    "gemma": _WHOLE,
+    "qwen3_5_moe": _PRICED,
+    "qwen3_vl": _PRICED,
+    "qwen3_vl_moe": _PRICED,
+    "prism_hadamard_qwen35": _PRICED,
+    "llama": _PRICED,
+    "mistral": _PRICED,
+    "ministral3": _PRICED,
+    "mistral3": _PRICED,
+    "mixtral": _PRICED,
+    "gemma": _PRICED,
     # Caps its scores between two products of its own.
     "gemma2": Architecture(fused=False),
-    "gemma3": _WINDOWS,
-    "gemma3_text": _WINDOWS,
-    "gemma4": _WINDOWS,
-    "gemma4_text": _WINDOWS,
-    "gemma4_unified": _WINDOWS,
-    "phi3": _WHOLE,
-    "olmo2": _WHOLE,
-    "olmo3": _WINDOWS,
-    "granite": _WHOLE,
-    "glm4": _WHOLE,
-    "starcoder2": _WHOLE,
-    "seed_oss": _WHOLE,
-    "smollm3": _WHOLE,
-    "cohere": _WHOLE,
-    "cohere2": _WINDOWS,
-    "gpt_oss": _WINDOWS,
-    "laguna": _WINDOWS,
-    "lfm2": _WHOLE,
-    "nemotron_h": _WHOLE,
-    "deepseek_v3": _WHOLE,
-    "kimi_k2": _WHOLE,
+    "gemma3": _PRICED,
+    "gemma3_text": _PRICED,
+    "gemma4": _PRICED,
+    "gemma4_text": _PRICED,
+    "gemma4_unified": _PRICED,
+    "phi3": _PRICED,
+    "olmo2": _PRICED,
+    "olmo3": _PRICED,
+    "granite": _PRICED,
+    "glm4": _PRICED,
+    "starcoder2": _PRICED,
+    "seed_oss": _PRICED,
+    "smollm3": _PRICED,
+    "cohere": _PRICED,
+    "cohere2": _PRICED,
+    "gpt_oss": _PRICED,
+    "laguna": _PRICED,
+    "lfm2": _PRICED,
+    "nemotron_h": _PRICED,
+    "deepseek_v3": _PRICED,
+    "kimi_k2": _PRICED,
 }
 
-_PRICED_KINDS = frozenset(LayerKind) - {LayerKind.LINEAR_ATTENTION}
+_PRICED_KINDS = frozenset(LayerKind) - {LayerKind.LINEAR_ATTENTION, LayerKind.CROSS_ATTENTION}
 
 
 def architecture_of(geometry: ModelGeometry) -> Architecture | None:
@@ -91,14 +87,3 @@ def attends_fused(geometry: ModelGeometry) -> bool:
     """Whether attention goes through MLX's kernel."""
     found = architecture_of(geometry)
     return found is not None and found.fused
-
-
-def keeps_windows(geometry: ModelGeometry) -> bool:
-    """Whether sliding layers get caches of their window.
-
-    Where every layer is sliding, the window came from a config without layer types, which mlx-lm reads as full
-    attention throughout (its Llama cannot even be made without one full layer).
-    """
-    found = architecture_of(geometry)
-    whole = geometry.count(LayerKind.SLIDING_ATTENTION) < len(geometry.layers)
-    return found is not None and found.windows and whole

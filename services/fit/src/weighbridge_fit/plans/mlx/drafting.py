@@ -14,7 +14,6 @@ from weighbridge_fit.laws import mlx_caches
 from weighbridge_fit.laws.cache_growth import most_slots_for
 from weighbridge_fit.lines import Line, Phase, Range, Source
 from weighbridge_fit.plans.errors import PlanError
-from weighbridge_fit.plans.mlx.architectures import keeps_windows
 from weighbridge_fit.plans.mlx.options import MlxShape
 
 ROLE = "drafter"
@@ -35,6 +34,16 @@ def drafter_of(companions: Mapping[str, WeightFacts], target: ModelGeometry) -> 
     return drafter
 
 
+def longest_drafted(target: ModelGeometry, companions: Mapping[str, WeightFacts]) -> int:
+    """The longest context that drafter and model go along with, in tokens: what the drafter was made for, and what both
+    models' caches can be cut back from. 0: nothing bounds it, or no context is short enough."""
+    drafter = companions.get(ROLE)
+    if drafter is None or drafter.geometry is None:
+        return 0
+    longest = (drafter.geometry.max_context_tokens, *map(mlx_caches.longest_trimmable, (target, drafter.geometry)))
+    return min((tokens for tokens in longest if tokens), default=0)
+
+
 def refused(message: str) -> PlanError:
     """A drafter that this model cannot be drafted with."""
     return PlanError("DRAFTER_MISMATCH", "options.mlx.draft_model", message)
@@ -43,12 +52,11 @@ def refused(message: str) -> PlanError:
 def check_drafter(geometry: ModelGeometry, shape: MlxShape) -> None:
     """Raises PlanError DRAFTER_MISMATCH for a drafter that cannot go back to what was accepted, or whose caches cannot
     be quantised as the model's are."""
-    windows = keeps_windows(geometry)
-    if not mlx_caches.trimmable(geometry, windows, shape.context_tokens):
+    if not mlx_caches.trimmable(geometry, shape.context_tokens):
         raise refused("This drafter keeps states or full windows, which cannot be cut back to what was accepted.")
     groups = shape.kv_group_size or 1
     fits = all(size % groups == 0 for size in mlx_caches.head_sizes(geometry))
-    if shape.kv_bits and not (fits and mlx_caches.quantisable(geometry, windows)):
+    if shape.kv_bits and not (fits and mlx_caches.quantisable(geometry)):
         raise refused("This drafter's keys and values cannot be quantised like the model's, and mlx-lm does both.")
     longest = geometry.max_context_tokens
     if longest and shape.context_tokens > longest:

@@ -5,7 +5,7 @@ from weighbridge_fit.components import Component
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.geometry import LayerKind
 from weighbridge_fit.laws import workspace
-from weighbridge_fit.plans.mlx.architectures import keeps_windows
+from weighbridge_fit.laws.kv_mlx import keeps_windows
 from weighbridge_fit.plans.mlx.options import MlxShape
 from weighbridge_fit.plans.mlx.working import Loaded
 from weighbridge_fit.plans.plan import Note

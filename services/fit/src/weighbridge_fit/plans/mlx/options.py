@@ -6,7 +6,7 @@ from weighbridge_fit.calibration import Calibration, ComputeDevice
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws import mlx_caches
 from weighbridge_fit.plans.errors import PlanError
-from weighbridge_fit.plans.mlx.architectures import attends_fused, keeps_windows
+from weighbridge_fit.plans.mlx.architectures import attends_fused
 
 DEFAULT_CONTEXT_TOKENS = 4096
 # Beyond what any published model claims.
@@ -112,11 +112,18 @@ class MlxShape:
 
 
 def settle(
-    request: MlxRequest, geometry: ModelGeometry, weight_bytes: int, device: ComputeDevice, calibration: Calibration
+    request: MlxRequest,
+    geometry: ModelGeometry,
+    weight_bytes: int,
+    device: ComputeDevice,
+    calibration: Calibration,
+    longest_drafted: int = 0,
 ) -> MlxShape:
-    """Fills defaults in and refuses what cannot be. Raises PlanError: CONTEXT_TOO_LONG, INVALID_OPTION."""
+    """Fills defaults in and refuses what cannot be. `longest_drafted` bounds the context that is taken where none is
+    asked for. Raises PlanError: CONTEXT_TOO_LONG, INVALID_OPTION."""
     longest = geometry.max_context_tokens
-    context = request.context_tokens or min(DEFAULT_CONTEXT_TOKENS, longest or DEFAULT_CONTEXT_TOKENS)
+    usual = min(bound for bound in (DEFAULT_CONTEXT_TOKENS, longest, longest_drafted) if bound)
+    context = request.context_tokens or usual
     if context < 1:
         raise PlanError("INVALID_OPTION", "workload.chat.context_tokens", "A context needs at least one token.")
     if context > LONGEST_CONTEXT:
@@ -176,7 +183,7 @@ def _draft_tokens(request: MlxRequest, geometry: ModelGeometry, context: int) ->
         raise PlanError("INVALID_OPTION", "options.mlx.draft_tokens", message)
     else:
         tokens = request.draft_tokens
-    if request.draft_model and not mlx_caches.trimmable(geometry, keeps_windows(geometry), context):
+    if request.draft_model and not mlx_caches.trimmable(geometry, context):
         message = (
             "A drafter needs caches that can be cut back to what was accepted; this model keeps states, or windows "
             "that a context of this length fills, and mlx-lm refuses it."
@@ -234,7 +241,7 @@ def _kv_quantization(request: MlxRequest, geometry: ModelGeometry) -> tuple[int,
     if request.kv_bits not in KV_BITS:
         message = f"Keys and values can be stored in 2, 4 or 8 bits, {request.kv_bits} were asked for."
         raise PlanError("INVALID_OPTION", "options.mlx.kv_bits", message)
-    if not (mlx_caches.quantisable(geometry, keeps_windows(geometry)) and attends_fused(geometry)):
+    if not (mlx_caches.quantisable(geometry) and attends_fused(geometry)):
         message = (
             "mlx-lm cannot quantise this model's caches: some are of a sliding window or of latent attention, or it "
             "attends without MLX's kernel."

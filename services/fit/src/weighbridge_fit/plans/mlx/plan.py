@@ -12,7 +12,7 @@ from weighbridge_fit.components import HALF_PRECISIONS, Component, activation_by
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.geometry import ModelGeometry
 from weighbridge_fit.laws import mlx_trellis
-from weighbridge_fit.lines import NOTHING, Line, Phase, Range, Source, requirement
+from weighbridge_fit.lines import MAX_BYTES, NOTHING, Line, Phase, Range, Source, requirement
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.mlx import drafting
 from weighbridge_fit.plans.mlx.adapters import adapter_lines
@@ -24,8 +24,6 @@ from weighbridge_fit.plans.mlx.support import loaded_bytes, loaded_tensors, supp
 from weighbridge_fit.plans.mlx.working import ALLOCATOR_CACHE, Loaded, cache_lines, caches_of, phase_lines
 from weighbridge_fit.plans.plan import Engine, Plan
 
-# What the contract's signed 64 bits hold.
-MAX_BYTES = 2**63 - 1
 _PER_LAYER_INPUTS = ".per_layer_model_projection.weight"
 _NO_COMPANIONS: Mapping[str, WeightFacts] = MappingProxyType({})
 
@@ -48,7 +46,8 @@ def plan(
     """
     model = _loaded(facts)
     geometry, calibration = model.geometry, mlx(device)
-    shape = settle(request, geometry, loaded_bytes(facts, geometry), device, calibration)
+    longest_drafted = drafting.longest_drafted(geometry, companions)
+    shape = settle(request, geometry, loaded_bytes(facts, geometry), device, calibration, longest_drafted)
     weights, shape = _weight_lines(facts, model, request, shape)
     caches = cache_lines(geometry, shape)
     phases = phase_lines(model, shape, calibration)
@@ -147,8 +146,8 @@ def _with_drafter(
     calibration: Calibration,
     phases: list[Line],
 ) -> tuple[list[Line], list[Line], list[Line]]:
-    """A drafter's weights and caches, and the phases that count: it reads the prompt before the model does, so the
-    larger of the two counts. Raises PlanError DRAFTER_MISMATCH."""
+    """A drafter's weights and caches, and the phases with its reading of the prompt, which goes before the model's.
+    Raises PlanError DRAFTER_MISMATCH."""
     facts = drafting.drafter_of(companions, target)
     try:
         model = _loaded(facts)
@@ -159,23 +158,23 @@ def _with_drafter(
     weights = [Line("drafter", Phase.RESIDENT, Range.exactly(size), Source.DERIVED, basis, _largest(facts, size))]
     drafting.check_drafter(model.geometry, shape)
     caches = cache_lines(model.geometry, shape, "drafter_")
-    own = [line for line in phase_lines(model, shape, calibration) if line.phase is Phase.PREFILL]
-    return weights, caches, _larger_prefill(phases, own)
+    return weights, caches, [*phases, *_drafter_prefill(phases, phase_lines(model, shape, calibration))]
 
 
-def _larger_prefill(phases: list[Line], other: list[Line]) -> list[Line]:
-    prefill = [line for line in phases if line.phase is Phase.PREFILL]
-
-    def total(lines: list[Line]) -> Range:
-        summed = NOTHING
-        for line in lines:
-            summed = summed + line.bytes
-        return summed
-
-    if total(other).expected <= total(prefill).expected:
-        return phases
-    renamed = [replace(line, component=f"drafter_{line.component}") for line in other]
-    return [*(line for line in phases if line.phase is not Phase.PREFILL), *renamed]
+def _drafter_prefill(phases: list[Line], drafters: list[Line]) -> list[Line]:
+    """What a drafter's reading of the prompt takes above the model's own: the larger of the two counts, not their sum.
+    At least nothing, so that no bound falls where one outgrows the other."""
+    own, other, buffer = NOTHING, NOTHING, NOTHING
+    for line in (line for line in phases if line.phase is Phase.PREFILL):
+        own = own + line.bytes
+    for line in (line for line in drafters if line.phase is Phase.PREFILL):
+        other, buffer = other + line.bytes, buffer.cover(line.buffer)
+    expected = max(0, other.expected - own.expected)
+    above = Range(0, expected, max(expected, other.high - own.high))
+    if not above.high:
+        return []
+    basis = "the drafter reads the prompt before the model does: what that takes above the model's own reading"
+    return [Line("drafter_prefill", Phase.PREFILL, above, Source.DERIVED, basis, buffer)]
 
 
 def _draft_head_caches(geometry: ModelGeometry, shape: MlxShape) -> list[Line]:

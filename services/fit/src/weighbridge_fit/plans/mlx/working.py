@@ -9,7 +9,7 @@ from weighbridge_fit.laws import cache_growth, mlx_caches, mlx_trellis, workspac
 from weighbridge_fit.laws.mlx_caches import Caches
 from weighbridge_fit.laws.mlx_trellis import TrellisMatrix
 from weighbridge_fit.lines import Line, Phase, Range, Source
-from weighbridge_fit.plans.mlx.architectures import attends_fused, keeps_windows
+from weighbridge_fit.plans.mlx.architectures import attends_fused
 from weighbridge_fit.plans.mlx.options import MlxShape
 
 ALLOCATOR_CACHE = "allocator_cache"
@@ -31,7 +31,7 @@ class Loaded:
 
 def caches_of(geometry: ModelGeometry, shape: MlxShape) -> Caches:
     """One sequence's caches at the planned quantisation."""
-    return mlx_caches.caches(geometry, keeps_windows(geometry), shape.kv_bits, shape.kv_group_size)
+    return mlx_caches.caches(geometry, shape.kv_bits, shape.kv_group_size)
 
 
 def cache_lines(geometry: ModelGeometry, shape: MlxShape, prefix: str = "") -> list[Line]:
@@ -72,12 +72,11 @@ def _heads(geometry: ModelGeometry) -> str:
 
 
 def _slots(shape: MlxShape) -> Range:
-    """Slots of one full sequence. How many exactly depends on the chunks that filled it, within one slab; drafted
-    tokens that are not accepted take slots for a moment."""
+    """Slots of one sequence that fills its context. How many exactly depends on the chunks that filled it, within one
+    slab; drafted tokens that are not accepted take slots for a moment."""
     context = shape.context_tokens
     most = cache_growth.most_slots_for(context + shape.draft_tokens)
-    filled = cache_growth.slots_for(context, shape.prefill_step_tokens)
-    return Range(context, min(filled, most), most)
+    return Range(context, cache_growth.slots_up_to(context, shape.prefill_step_tokens), most)
 
 
 def phase_lines(model: Loaded, shape: MlxShape, calibration: Calibration) -> list[Line]:
@@ -94,10 +93,10 @@ def phase_lines(model: Loaded, shape: MlxShape, calibration: Calibration) -> lis
 
 def _prefill_lines(model: Loaded, shape: MlxShape, calibration: Calibration) -> list[Line]:
     geometry, context = model.geometry, shape.context_tokens
-    chunk, windows = min(shape.prefill_step_tokens, context), keeps_windows(geometry)
+    chunk = min(shape.prefill_step_tokens, context)
     held = caches_of(geometry, shape)
     unfused = bool(shape.kv_bits) or not attends_fused(geometry)
-    attended = mlx_caches.attended(geometry, windows, context, chunk)
+    attended = mlx_caches.attended(geometry, context, chunk)
 
     def line(component: str, law: Callable[[WorkspaceFactors], float], figure: str, basis: str) -> Line:
         return _line(calibration, component, Phase.PREFILL, law, figure, basis)

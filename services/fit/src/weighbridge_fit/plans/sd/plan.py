@@ -12,7 +12,7 @@ from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import Role, WeightFormat
 from weighbridge_fit.laws.sd_resident import family_of
 from weighbridge_fit.laws.sd_shapes import BufferOptions
-from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
+from weighbridge_fit.lines import MAX_BYTES, Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
@@ -29,8 +29,6 @@ from weighbridge_fit.plans.sd.sizes import side_range
 from weighbridge_fit.plans.sd.weights import Held, held_bytes
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
 
-MAX_BYTES = 2**63 - 1
-"""What the contract's signed 64 bits hold."""
 CARD_CONTEXT = Range(0, 300 << 20, 700 << 20)
 """What a driver's context and a library's pools take of a card. Not measured with this engine: CUDA contexts of other
 runtimes hold 250 to 500 MiB, Vulkan's less, cuBLAS adds a workspace (November 2026)."""
