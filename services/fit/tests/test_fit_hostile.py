@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from weighbridge_fit import describe as describing
 from weighbridge_fit import folder as folders
@@ -91,6 +93,64 @@ def test_escaped_quotes_in_a_string_that_never_ends_are_read_once(opening: bytes
 
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert loads_object(b'{"a":"' + b"[" * 1000 + b'\\"' + b"{" * 1000 + b'"}') == {"a": "[" * 1000 + '"' + "{" * 1000}
+
+
+def nesting(document: bytes) -> int:
+    """The deepest nesting by Python's own parser, whose strings hide what is in them."""
+    depth = deepest = 0
+    inside = escaped = False
+    for character in document.decode():
+        if inside:
+            inside, escaped = escaped or character != '"', not escaped and character == "\\"
+        elif character == '"':
+            inside = True
+        elif character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+JSON_TEXTS = st.recursive(
+    st.none() | st.text('[]{}"\\\n,:a', max_size=8) | st.integers(0, 9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}"\\a', max_size=4), inner, max_size=3),
+    max_leaves=30,
+)
+
+
+@given(JSON_TEXTS, st.integers(0, 8), st.sampled_from([None, (",", ":")]))
+def test_documents_are_refused_exactly_where_they_are_too_deep(
+    value: Any, most: int, separators: tuple[str, str] | None
+) -> None:
+    document = json.dumps(value, separators=separators).encode()
+    if nesting(document) <= most:
+        assert loads_pairs(document, max_depth=most) is not None or value is None
+        return
+    with pytest.raises(WeightError) as caught:
+        loads_pairs(document, max_depth=most)
+    assert caught.value.reason is WeightReason.TOO_DEEP
+    assert caught.value.offset is not None
+    # At that bracket the text is one level too deep, and before it was not.
+    assert nesting(document[: caught.value.offset]) == most < nesting(document[: caught.value.offset + 1])
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"]" * (8 * MIB),
+        b'{"a":1}' + b"}" * (8 * MIB),
+        b"[]" * 400_000,
+        b'\\"' + b"[" * 40,
+        b'"' + b"[" * 40,
+        b"[}" * 40,
+        b"[" * 32 + b"}" * 32,
+    ],
+)
+def test_brackets_that_do_not_belong_together_are_no_json(document: bytes) -> None:
+    with pytest.raises(WeightError) as caught:
+        loads_pairs(document)
+    assert caught.value.reason in (WeightReason.HEADER_INVALID, WeightReason.TOO_DEEP)
 
 
 @pytest.mark.parametrize("document", [b'{"a":"\\ud800"}', b'{"\\uDFFF":1}', b'{"a":[{"b":["\\udc00\\ud800"]}]}'])
@@ -456,3 +516,178 @@ def test_a_model_type_that_is_no_word_is_unknown(root: Path, model_type: Any) ->
 def test_messages_stay_short_whatever_the_names(root: Path, content: bytes) -> None:
     (root / "m/model.gguf").write_bytes(content)
     assert len(refusal(root).message) <= 120 + MAX_SHOWN
+
+
+# Faults that other readers of these files had, by the name under which each is known
+
+
+def kv(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + u32(kind) + value
+
+
+def u32(value: int) -> bytes:
+    return value.to_bytes(4, "little")
+
+
+def described(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + u32(len(shape)) + b"".join(map(u64, shape)) + u32(kind) + u64(offset)
+
+
+def aligned(content: bytes, data: int) -> bytes:
+    return content + bytes(-len(content) % 32 + data)
+
+
+ALL_ONES = 2**64 - 1
+STRING_KIND, ARRAY_KIND, U32_KIND = 8, 9, 4
+LLAMA_KEYS = kv("general.architecture", STRING_KIND, text("llama")) + b"".join(
+    kv(f"llama.{key}", U32_KIND, u32(value))
+    for key, value in {"embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}.items()
+)
+ONE = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+
+KNOWN_FAULTS: list[tuple[str, str, bytes, WeightReason]] = [
+    ("CVE-2024-39720: a file of four bytes", "m.gguf", b"GGUF", WeightReason.TRUNCATED),
+    ("CVE-2024-12055: a description beyond the end", "m.gguf", gguf(1, 0, text("w" * 20) + u32(2) + u64(4)),
+     WeightReason.TRUNCATED),
+    ("CVE-2024-12055: a string beyond the end", "m.gguf", gguf(0, 1, text("k") + u32(8) + u64(500) + bytes(20)),
+     WeightReason.COUNT_EXCEEDS_FILE),
+    ("CVE-2025-0317: alignment 0", "m.gguf",
+     aligned(gguf(1, 1, kv("general.alignment", U32_KIND, u32(0)) + described("w", (8,))), 32),
+     WeightReason.BAD_ALIGNMENT),
+    ("CVE-2025-0315: counts of all ones in 49 bytes", "m.gguf", gguf(ALL_ONES, ALL_ONES, bytes(25)),
+     WeightReason.COUNT_EXCEEDS_FILE),
+    ("ollama 17042: a key of 2^64 - 1 bytes", "m.gguf", gguf(0, 1, u64(ALL_ONES) + bytes(40)),
+     WeightReason.COUNT_EXCEEDS_FILE),
+    ("ollama PR 16136: an array of 0x40000000 strings", "m.gguf",
+     gguf(0, 1, kv("k", ARRAY_KIND, u32(STRING_KIND) + u64(0x40000000)) + bytes(64)), WeightReason.COUNT_EXCEEDS_FILE),
+    ("ollama PR 16136: 0x40000000 tensors", "m.gguf", gguf(0x40000000, 0, bytes(64)), WeightReason.COUNT_EXCEEDS_FILE),
+    ("CVE-2025-0312: a tensor of a type that is none", "m.gguf",
+     aligned(gguf(1, 0, text("") + u32(0) + u32(0xFFFFFFFF) + u64(ALL_ONES)), 0), WeightReason.BAD_OFFSETS),
+    ("CVE-2026-7482: a tensor larger than the file", "m.gguf", aligned(gguf(1, 0, described("w", (1 << 20,))), 32),
+     WeightReason.TRUNCATED),
+    ("CVE-2026-7482: a tensor behind the file", "m.gguf",
+     aligned(gguf(1, 0, described("w", (8,), offset=1 << 40)), 32), WeightReason.TRUNCATED),
+    ("CVE-2026-7482: two tensors in one place", "m.gguf",
+     aligned(gguf(2, 0, described("v", (8,)) + described("w", (8,))), 32), WeightReason.BAD_OFFSETS),
+    ("CVE-2025-49847: a word of 2^31 + 1 bytes", "m.gguf",
+     gguf(0, 1, kv("tokenizer.ggml.tokens", ARRAY_KIND, u32(STRING_KIND) + u64(5000) + u64(2**31 + 1) + bytes(40_000))),
+     WeightReason.TRUNCATED),
+    ("GHSA-vgg9: a word of 2^64 - 1 bytes", "m.gguf",
+     gguf(0, 1, kv("tokenizer.ggml.tokens", ARRAY_KIND, u32(STRING_KIND) + u64(1) + u64(ALL_ONES))),
+     WeightReason.COUNT_EXCEEDS_FILE),
+    ("llama.cpp PR 26690: an array of a type that is none", "m.gguf",
+     gguf(0, 1, kv("tokenizer.ggml.tokens", ARRAY_KIND, u32(0x55) + u64(3) + bytes(1500))),
+     WeightReason.BAD_VALUE_TYPE),
+    ("llama.cpp 18674: a dimension of 2^42 + 1 that wraps", "m.gguf",
+     aligned(gguf(1, 0, described("w", (2**42 + 1, 2**22))), 32), WeightReason.BAD_SHAPE),
+    ("llama.cpp 25969: four dimensions of 2^16 - 1 and more", "m.gguf",
+     aligned(gguf(1, 0, described("w", (2**16, 2**16, 2**16, 2**16 + 1))), 32), WeightReason.BAD_SHAPE),
+    ("llama.cpp 25821: a negative dimension", "m.gguf", aligned(gguf(1, 0, described("w", (ALL_ONES,))), 32),
+     WeightReason.BAD_SHAPE),
+    ("llama.cpp 27188: 43 bytes, an array of 2^63", "m.gguf",
+     gguf(0, 1, text("a") + u32(ARRAY_KIND) + bytes(1) + bytes(3) + u64(2**63)), WeightReason.COUNT_EXCEEDS_FILE),
+    ("llama.cpp 25378: 2^32 - 1 dimensions", "m.gguf", gguf(1, 0, text("w") + u32(0xFFFFFFFF) + bytes(64)),
+     WeightReason.BAD_SHAPE),
+    ("ggml 709: a count of keys that overflows", "m.gguf", gguf(0, 2**61, bytes(200)), WeightReason.COUNT_EXCEEDS_FILE),
+    ("ggml 709: a string whose length plus one is 0", "m.gguf",
+     gguf(0, 1, text("k") + u32(8) + u64(ALL_ONES) + bytes(9)), WeightReason.COUNT_EXCEEDS_FILE),
+    ("ggml 709: an array whose bytes overflow", "m.gguf",
+     gguf(0, 1, kv("k", ARRAY_KIND, u32(10) + u64(2**61 + 1) + bytes(64))), WeightReason.COUNT_EXCEEDS_FILE),
+    ("ggml 709: five dimensions", "m.gguf", aligned(gguf(1, 0, described("w", (1,) * 5)), 32), WeightReason.BAD_SHAPE),
+    ("ggml 1516: an alignment of 2^31", "m.gguf",
+     aligned(gguf(1, 1, kv("general.alignment", U32_KIND, u32(2**31)) + described("w", (8,))), 32),
+     WeightReason.BAD_ALIGNMENT),
+    ("gguf-parser-go PR 18: a string of 1 TiB", "m.gguf", gguf(0, 1, text("k") + u32(8) + u64(1 << 40) + bytes(99)),
+     WeightReason.COUNT_EXCEEDS_FILE),
+    ("safetensors: a header of more than 100 MiB", "m.safetensors", u64((100 << 20) + 1) + ONE,
+     WeightReason.HEADER_LENGTH_INVALID),
+    ("safetensors: a header of 2^64 - 1 bytes", "m.safetensors", b"\xff" * 8 + ONE, WeightReason.HEADER_LENGTH_INVALID),
+    ("safetensors: a header beyond the file", "m.safetensors", u64(5000) + ONE, WeightReason.TRUNCATED),
+    ("safetensors: 200,000 entries of nothing", "m.safetensors",
+     header_only(b"{" + b",".join(b'"%06x":{}' % number for number in range(200_000)) + b"}"),
+     WeightReason.BAD_OFFSETS),
+    ("safetensors: a gap that hides bytes", "m.safetensors",
+     header_only(ONE.replace(b"0,16", b"16,32")) + bytes(32), WeightReason.BAD_OFFSETS),
+    ("safetensors: an overlap", "m.safetensors",
+     header_only(ONE[:-1] + b"," + ONE[1:].replace(b'"w"', b'"v"').replace(b"0,16", b"8,24")) + bytes(24),
+     WeightReason.BAD_OFFSETS),
+    ("safetensors: a polyglot with a zip behind it", "m.safetensors",
+     header_only(ONE) + bytes(16) + b"PK\x05\x06" + bytes(18), WeightReason.BAD_OFFSETS),
+    ("safetensors: a polyglot with something in front", "m.safetensors",
+     header_only(b"#!/bin/sh\n" + ONE) + bytes(16), WeightReason.HEADER_INVALID),
+    ("safetensors: a name twice", "m.safetensors",
+     header_only(ONE[:-1] + b"," + ONE[1:].replace(b"0,16", b"16,32")) + bytes(32), WeightReason.DUPLICATE_KEY),
+    ("safetensors: nested without end", "m.safetensors", header_only(b'{"w":' * 100_000), WeightReason.TOO_DEEP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"), [row[1:] for row in KNOWN_FAULTS], ids=[row[0] for row in KNOWN_FAULTS]
+)
+def test_a_fault_of_another_reader_is_a_clear_error_here(
+    root: Path, name: str, content: bytes, reason: WeightReason
+) -> None:
+    (root / name).write_bytes(content)
+    tracemalloc.start()
+    try:
+        error = refusal(root, name)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (error.reason, error.file) == (reason, name)
+    assert peak <= 96 * MIB
+
+
+ANSWERED: list[tuple[str, str, bytes]] = [
+    ("CVE-2024-8063: a block count that is a string", "m.gguf",
+     aligned(gguf(1, 5, LLAMA_KEYS + kv("llama.block_count", STRING_KIND, text("32")) + described("w", (4,))), 16)),
+    ("CVE-2024-8063: a block count of 0", "m.gguf",
+     aligned(gguf(1, 5, LLAMA_KEYS + kv("llama.block_count", U32_KIND, u32(0)) + described("w", (4,))), 16)),
+    ("llama.cpp 26051: a block count of an array", "m.gguf",
+     aligned(gguf(1, 5, LLAMA_KEYS + kv("llama.block_count", ARRAY_KIND, u32(U32_KIND) + u64(1) + u32(2))
+                  + described("w", (4,))), 16)),
+    ("llama.cpp 26318: a block count of 2^32 - 1", "m.gguf",
+     aligned(gguf(1, 5, LLAMA_KEYS + kv("llama.block_count", U32_KIND, u32(2**32 - 1)) + described("w", (4,))), 16)),
+    ("LocalAI 11374, gpustack 1686: an architecture that is an array", "m.gguf",
+     aligned(gguf(1, 1, kv("general.architecture", ARRAY_KIND, u32(STRING_KIND) + u64(1) + text("llama"))
+                  + described("w", (4,))), 16)),
+    ("CVE-2025-0312: no metadata at all", "m.gguf", aligned(gguf(1, 0, described("", (4,))), 16)),
+    ("hf-mem 56: F8_E8M0", "m.safetensors",
+     header_only(b'{"w":{"dtype":"F8_E8M0","shape":[16],"data_offsets":[0,16]}}') + bytes(16)),
+    ("hf-mem 58: F4 with two values in a byte", "m.safetensors",
+     header_only(b'{"w":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]}}') + bytes(16)),
+    ("hf-mem 23: a dtype nobody knows", "m.safetensors",
+     header_only(b'{"w":{"dtype":"Z99_NEW","shape":[3],"data_offsets":[0,16]}}') + bytes(16)),
+    ("candle 2875: F6_E3M2, three bytes for four values", "m.safetensors",
+     header_only(b'{"w":{"dtype":"F6_E3M2","shape":[21],"data_offsets":[0,16]}}') + bytes(16)),
+    ("fastsafetensors 69: FP4 with an odd last dimension", "m.safetensors",
+     header_only(b'{"w":{"dtype":"F4","shape":[3,11],"data_offsets":[0,16]}}') + bytes(16)),
+    ("fastsafetensors 79: C64", "m.safetensors",
+     header_only(b'{"w":{"dtype":"C64","shape":[2],"data_offsets":[0,16]}}') + bytes(16)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content"), [row[1:] for row in ANSWERED], ids=[row[0] for row in ANSWERED])
+def test_what_made_another_reader_fail_is_answered_here(root: Path, name: str, content: bytes) -> None:
+    (root / name).write_bytes(content)
+    facts = facts_of(root, name)
+    assert (facts.tensor_bytes, facts.tensor_count) == (16, 1)
+    assert facts.geometry is None
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "../secret.safetensors", "m/../../secret.safetensors", "/etc/passwd", "sha256:../../secret.safetensors",
+        "link.safetensors", "absent.safetensors", "m\0/../x", "..",
+    ],
+)  # fmt: skip
+def test_a_reference_outside_the_root_looks_like_one_to_nothing(root: Path, reference: str) -> None:
+    """CVE-2024-37032 and CVE-2026-7020 (a digest that was a path), CVE-2024-39719 (an oracle for files)."""
+    weights(root.parent / "secret.safetensors")
+    (root / "link.safetensors").symlink_to(root.parent / "secret.safetensors")
+    with pytest.raises(ModelNotFoundError) as caught:
+        ModelsRoot(root).resolve(reference)
+    with pytest.raises(ModelNotFoundError) as absent:
+        ModelsRoot(root).resolve("nothing.safetensors")
+    assert str(caught.value).replace(reference, "") == str(absent.value).replace("nothing.safetensors", "")
