@@ -96,12 +96,14 @@ def test_brackets_in_strings_are_no_nesting() -> None:
 
 
 def nesting(document: bytes) -> int:
-    """The deepest nesting by Python's own parser, whose strings hide what is in them."""
+    """The deepest nesting, character by character: brackets within strings are none."""
     depth = deepest = 0
     inside = escaped = False
     for character in document.decode():
-        if inside:
-            inside, escaped = escaped or character != '"', not escaped and character == "\\"
+        if escaped:
+            escaped = False
+        elif inside:
+            inside, escaped = character != '"', character == "\\"
         elif character == '"':
             inside = True
         elif character in "[{":
@@ -125,7 +127,7 @@ def test_documents_are_refused_exactly_where_they_are_too_deep(
 ) -> None:
     document = json.dumps(value, separators=separators).encode()
     if nesting(document) <= most:
-        assert loads_pairs(document, max_depth=most) is not None or value is None
+        loads_pairs(document, max_depth=most)
         return
     with pytest.raises(WeightError) as caught:
         loads_pairs(document, max_depth=most)

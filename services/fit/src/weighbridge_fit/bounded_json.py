@@ -15,6 +15,8 @@ MAX_DEPTH = 32
 # A string that never ends matches to the end of the text: a pattern that failed there would be tried again from every
 # escaped quote within it, which takes days for 8 MiB of them.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+# All that tells nothing about nesting.
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -67,6 +69,9 @@ def _plain(value: Any) -> Any:
 
 
 def _check_depth(data: bytes, max_depth: int) -> None:
+    """Raises TOO_DEEP at the bracket that is one too many."""
+    if _surely_shallow(data, max_depth):
+        return
     depth = 0
     for token in _STRING_OR_BRACKET.finditer(data):
         first = data[token.start()]
@@ -77,6 +82,31 @@ def _check_depth(data: bytes, max_depth: int) -> None:
                 raise WeightError(WeightReason.TOO_DEEP, message, offset=token.start())
         elif first in b"]}":
             depth -= 1
+            if depth < 0:
+                # No JSON: the parser reads no further than this, whatever follows.
+                return
+
+
+def _surely_shallow(data: bytes, max_depth: int) -> bool:
+    """Whether nesting is known to be shallow without a look at each token, by passes that run in C; False decides
+    nothing.
+
+    Of the text only quotes and brackets are kept. A string without brackets becomes two quotes side by side, and goes.
+    Up to a bracket within a string the quotes are odd in number, so that one of them is left over. Where none is, every
+    bracket is structure, and each round takes away the two innermost levels at most.
+    """
+    if b"\\" in data:
+        # Escaped backslashes first: what then stands before a quote escapes it.
+        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    brackets = data.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    if b'"' in brackets:
+        return False
+    for _ in range(max_depth // 2):
+        inner = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(inner) == len(brackets):
+            break
+        brackets = inner
+    return not brackets
 
 
 def _refuse_constant(name: str) -> NoReturn:
