@@ -127,3 +127,13 @@ def test_prompts_and_answers_never_reach_the_log(tiny, tmp_path):
     text = log_of(tmp_path)
     assert "private" not in text
     assert answer.text not in text
+
+
+def test_torch_stays_out_of_a_worker_that_could_have_it():
+    pytest.importorskip("torch", reason="only where torch is installed can it come in")
+    program = (
+        "import sys; from weighbridge_engines.mlx_qwen.runtime.mlx import import_mlx; import_mlx();"
+        "import transformers; print('torch' in sys.modules, transformers.utils.is_torch_available())"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert said.stdout.split() == ["False", "False"]

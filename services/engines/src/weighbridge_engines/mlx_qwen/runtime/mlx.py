@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import resource
+import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ class Mlx:
 
 def import_mlx() -> Mlx:
     """Imports MLX and mlx-lm on the calling thread, which owns them from then on. Raises ImportError."""
-    with _file_limit_untouched():
+    with _file_limit_untouched(), _torch_unseen():
         # By name, so that the type checker reads the same Any whether MLX is installed or not.
         core: Any = importlib.import_module("mlx.core")
         utils: Any = importlib.import_module("mlx.utils")
@@ -99,6 +100,23 @@ def import_mlx() -> Mlx:
         version=str(core.__version__),
         lm_version=str(lm.__version__),
     )
+
+
+@contextlib.contextmanager
+def _torch_unseen() -> Iterator[None]:
+    """Keeps transformers, which mlx-lm takes its tokenizers from, from importing torch where that is installed.
+
+    Nothing here needs it, and it costs each worker 180 MiB and a second or more (transformers 5.24, torch 2.13).
+    transformers asks once, and remembers.
+    """
+    seen = "torch" in sys.modules
+    if not seen:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # None: Python's own way to say that there is none
+    try:
+        yield
+    finally:
+        if not seen:
+            sys.modules.pop("torch", None)
 
 
 @contextlib.contextmanager
