@@ -423,7 +423,16 @@ def test_advice_is_planned_again_and_says_how_much_it_saves() -> None:
 def test_advice_names_the_limit_where_the_limit_is_what_binds() -> None:
     made = answer(SD, model_of("sd15"), SdRequest(), cpu(64 * GIB, limit=2 * GIB))
     assert made.assessment.reason_code == "EXCEEDS_LIMIT"
-    assert "Your limit is 2.00 GiB; the machine allows 64.00 GiB." in made.assessment.help
+    sentence = next(words for words in made.assessment.help if words.startswith("Your limit is 2.00 GiB; the machine"))
+    enough = float(sentence.partition("With a limit of ")[2].split(" ")[0])
+    at = [
+        answer(SD, model_of("sd15"), SdRequest(), cpu(64 * GIB, limit=round((enough + more) * GIB))) for more in STEPS
+    ]
+    assert [made.assessment.verdict for made in at] == [Verdict.TIGHT, Verdict.RUNS]
+
+
+STEPS = (-0.01, 0.01)
+"""Sentences round to 0.01 GiB."""
 
 
 def test_weights_that_are_too_large_are_said_to_be() -> None:

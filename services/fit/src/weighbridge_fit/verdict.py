@@ -59,9 +59,9 @@ def judge(requirement: Requirement, capacity: Capacity) -> Assessment:
             f"{_allows(worst.ceiling)} {format_gib(worst.ceiling.effective)}."
         )
         return Assessment(Verdict.WONT_RUN, code, reason)
-    too_large = _beyond_allocation(requirement, capacity)
-    if too_large is not None:
-        return too_large
+    stopped = _beyond_allocation(requirement, capacity) or _beyond_own_budget(requirement, capacity)
+    if stopped is not None:
+        return stopped
     tests += _card_tests(requirement, capacity)
     tight = [test for test in tests if test.need.high > test.ceiling.effective]
     if tight:
@@ -79,25 +79,62 @@ def judge(requirement: Requirement, capacity: Capacity) -> Assessment:
     return Assessment(Verdict.RUNS, "FITS", reason)
 
 
-def help_for(requirement: Requirement, capacity: Capacity, weight_bytes: int, smaller_context: int) -> tuple[str, ...]:
-    """What would turn a TIGHT or WONT_RUN into RUNS. `smaller_context` is the largest context that runs, 0 for none."""
-    ceiling = capacity.host_ceiling
+def help_for(
+    requirement: Requirement,
+    capacity: Capacity,
+    weight_bytes: int,
+    smaller_context: int,
+    *,
+    saved_bytes: int = 0,
+    missing_bytes: int = 0,
+) -> tuple[str, ...]:
+    """What would turn a TIGHT or WONT_RUN into RUNS, and by how much.
+
+    Args:
+        requirement: what was judged.
+        capacity: the machine.
+        weight_bytes: the weights alone.
+        smaller_context: the largest context that runs, 0 for none.
+        saved_bytes: what that context saves at worst. 0: not known, or nothing.
+        missing_bytes: what the smallest context still needs beyond the machine. 0: not known.
+    """
+    ceiling = capacity.largest_card.ceiling if uses_card(requirement, capacity) else capacity.host_ceiling
     advice = []
     if smaller_context:
-        advice.append(f"A context of {smaller_context:,} tokens runs here.")
+        saves = f" and saves {format_gib(saved_bytes)}" if saved_bytes > 0 else ""
+        advice.append(f"A context of {smaller_context:,} tokens runs here{saves}.")
     elif weight_bytes > ceiling.effective:
         share = ceiling.effective / weight_bytes
         choose = "choose a smaller model."
         if share >= SMALLEST_REQUANTISATION:
             choose = f"choose a quantisation of at most {share:.0%} of their size, or a smaller model."
         advice.append(f"The weights alone are {format_gib(weight_bytes)}: {choose}")
+    elif missing_bytes > 0:
+        advice.append(
+            f"No context is small enough, the smallest needs {format_gib(missing_bytes)} more than there is: choose a "
+            "quantisation or a model that is smaller by as much."
+        )
     else:
         advice.append("No context is small enough: choose a smaller quantisation or a smaller model.")
-    if ceiling.limited and requirement.total.low <= ceiling.automatic:
-        advice.append(
-            f"Your limit is {format_gib(ceiling.effective)}; the machine allows {format_gib(ceiling.automatic)}."
-        )
-    return tuple(advice)
+    limit = limit_help(requirement, capacity)
+    return (*advice, limit) if limit else tuple(advice)
+
+
+def limit_help(requirement: Requirement, capacity: Capacity) -> str:
+    """What the person's limit would have to be where it alone stands in the way, "" where it does not."""
+    ceiling = capacity.total if uses_card(requirement, capacity) else capacity.host_ceiling
+    if not ceiling.limited or requirement.total.low > ceiling.automatic:
+        return ""
+    said = f"Your limit is {format_gib(ceiling.effective)}; the machine allows {format_gib(ceiling.automatic)}."
+    if requirement.total.high > ceiling.automatic:
+        return said
+    return f"{said} With a limit of {format_gib(requirement.total.high)} or more it runs."
+
+
+def shortfall(requirement: Requirement, capacity: Capacity) -> int:
+    """Bytes by which the machine is too small for a requirement to be RUNS, 0 where it is not."""
+    tests = _tests(requirement, capacity) + _card_tests(requirement, capacity)
+    return max(0, *(test.need.high - test.ceiling.effective for test in tests))
 
 
 def _tests(requirement: Requirement, capacity: Capacity) -> list[_Test]:
@@ -116,8 +153,25 @@ def _card_tests(requirement: Requirement, capacity: Capacity) -> list[_Test]:
     """Whether a card holds all that would run on it; if not, the model still runs, slower or with parts elsewhere."""
     if not uses_card(requirement, capacity):
         return []
-    held, peak = requirement.device, requirement.device_peak
-    return [_Test(held.cover(peak), capacity.largest_card.ceiling, "the card's memory")]
+    needed, budget = requirement.device.cover(requirement.device_peak), requirement.own_budget
+    if budget is not None and budget.need.high <= budget.bytes:
+        # What one line takes more another gets less: an engine within its own budget holds no more than that.
+        needed = Range(needed.low, needed.expected, max(needed.expected, min(needed.high, budget.bytes)))
+    return [_Test(needed, capacity.largest_card.ceiling, "the card's memory")]
+
+
+def _beyond_own_budget(requirement: Requirement, capacity: Capacity) -> Assessment | None:
+    """An engine that was told to take less of the card than it needs does not start, however much is free. The ledger
+    knows nothing of it, so that this is no WONT_RUN."""
+    budget = requirement.own_budget
+    if budget is None or budget.need.high <= budget.bytes or not uses_card(requirement, capacity):
+        return None
+    reason = (
+        f"Needs {format_gib(budget.need.expected)} of the card's memory, at worst {format_gib(budget.need.high)}; the "
+        f"{budget.what} are {format_gib(budget.bytes)}."
+    )
+    code = "EXCEEDS_OWN_BUDGET" if budget.need.low > budget.bytes else "BETWEEN_BOUNDS"
+    return Assessment(Verdict.TIGHT, code, reason)
 
 
 def _beyond_allocation(requirement: Requirement, capacity: Capacity) -> Assessment | None:

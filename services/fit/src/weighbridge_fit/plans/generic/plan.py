@@ -10,7 +10,7 @@ from weighbridge_fit.facts import Role, WeightFacts, WeightFormat
 from weighbridge_fit.geometry import LayerKind, ModelGeometry
 from weighbridge_fit.laws.kv import KvLaw
 from weighbridge_fit.laws.kv_layers import keeps_nothing
-from weighbridge_fit.lines import MAX_BYTES, Line, Requirement, requirement
+from weighbridge_fit.lines import MAX_BYTES, Line, OwnBudget, Requirement, requirement
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.generic import llama_cpp, mlx, vllm
 from weighbridge_fit.plans.generic.caches import cache_of
@@ -52,14 +52,16 @@ def plan(facts: WeightFacts, request: GenericRequest, capacity: Capacity) -> Pla
     if shape.law is KvLaw.MLX and architecture_of(geometry) is not None:
         return _as_the_mlx_engine(facts, request, shape, device)
     extra: list[Note] = []
+    budget: OwnBudget | None = None
     if shape.law is KvLaw.LLAMA_CPP:
         lines = llama_cpp.lines(facts, geometry, shape)
     elif shape.law is KvLaw.VLLM:
         lines = vllm.lines(facts, geometry, shape, capacity)
         extra = vllm.notes(lines, geometry, shape, capacity)
+        budget = vllm.own_budget(lines, shape, capacity)
     else:
         lines = mlx.lines(facts, geometry, shape, device)
-    needed = _summed(lines)
+    needed = _summed(lines, budget)
     return Plan(
         engine=Engine.GENERIC,
         shape=shape,
@@ -124,8 +126,8 @@ def _missing(geometry: ModelGeometry) -> list[str]:
     return [name for name, value in needed.items() if not value]
 
 
-def _summed(lines: list[Line]) -> Requirement:
-    needed = requirement(tuple(line for line in lines if line.bytes.high))
+def _summed(lines: list[Line], budget: OwnBudget | None) -> Requirement:
+    needed = requirement(tuple(line for line in lines if line.bytes.high), budget)
     if needed.total.high > MAX_BYTES:
         message = "The model's sizes multiply to more memory than can be counted: its configuration is wrong."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)

@@ -8,9 +8,10 @@ from weighbridge_common.sizes import format_gib
 
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.lines import Phase, Requirement
+from weighbridge_fit.lines import requirement as added_up
 from weighbridge_fit.plans.plan import Plan
 from weighbridge_fit.plans.sd.options import SdRequest, SdShape
-from weighbridge_fit.verdict import SMALLEST_REQUANTISATION, Verdict, judge, uses_card
+from weighbridge_fit.verdict import SMALLEST_REQUANTISATION, Verdict, judge, limit_help, uses_card
 
 MOST_SENTENCES = 5
 WORTH_SAYING_BYTES = 64 << 20
@@ -57,12 +58,13 @@ def advice(
     choices = tried(_single_changes(request, shape))
     if not any(choice.verdict is Verdict.RUNS for choice in choices):
         choices = [*(choice for choice in tried(_joint_changes(request, shape)) if choice.runs), *choices]
-    smaller = _smaller(request, shape, largest)
+    smaller = _smaller(request, shape, requirement, capacity, again, largest)
     said = [*smaller, *(choice.sentence for choice in choices)]
     if not smaller and not any(choice.runs for choice in choices):
         # No choice and no size helps: nothing but other weights does.
         said = [*_other_weights(requirement, capacity), *said]
-    return (*said[: MOST_SENTENCES - 1], *_limit(requirement, capacity))
+    limit = limit_help(requirement, capacity)
+    return (*said[: MOST_SENTENCES - 1], *([limit] if limit else []))
 
 
 def _single_changes(request: SdRequest, shape: SdShape) -> Iterator[tuple[str, SdRequest]]:
@@ -104,15 +106,7 @@ def _tried(
     if changed.weight_type and _weight_bytes(needed) >= _weight_bytes(requirement):
         # A plan may leave the card because its weights grew, and that is no saving.
         return _Choice(words, 0, Verdict.UNKNOWN)
-    if uses_card(requirement, capacity):
-        before, after = requirement.device_peak.expected, needed.device_peak.expected
-        on_host = requirement.host.expected - needed.host.expected
-        saved = max(before - after, on_host)
-    else:
-        # A measurement may have taken the planned figure's place; what a choice saves is planned both times.
-        planned = _planned(requirement)
-        saved = planned - needed.total.expected
-    return _Choice(words, saved, judge(needed, capacity).verdict)
+    return _Choice(words, _saved(requirement, needed, capacity), judge(needed, capacity).verdict)
 
 
 def _weight_bytes(requirement: Requirement) -> int:
@@ -120,39 +114,41 @@ def _weight_bytes(requirement: Requirement) -> int:
     return sum(line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT and line.buffer.high)
 
 
-def _planned(requirement: Requirement) -> int:
-    """The expected peak by the lines alone."""
-    resident = sum(line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT)
-    phases = {line.phase for line in requirement.lines} - {Phase.RESIDENT}
-    tops = (sum(line.bytes.expected for line in requirement.lines if line.phase is phase) for phase in phases)
-    return resident + max(tops, default=0)
-
-
 def _smaller(
-    request: SdRequest, shape: SdShape, largest: Callable[[SdRequest, tuple[int, int]], tuple[int, int]]
+    request: SdRequest,
+    shape: SdShape,
+    needed: Requirement,
+    capacity: Capacity,
+    again: Callable[[SdRequest], Plan],
+    largest: Callable[[SdRequest, tuple[int, int]], tuple[int, int]],
 ) -> list[str]:
     width, height = largest(request, (shape.width_px, shape.height_px))
     if not width or width * height >= shape.width_px * shape.height_px:
         return []
-    return [f"A picture of {width} x {height} runs here."]
+    smaller = again(replace(request, width_px=width, height_px=height, tier=None)).requirement
+    saved = _saved(needed, smaller, capacity)
+    saves = f" and saves {format_gib(saved)}" if saved > 0 else ""
+    return [f"A picture of {width} x {height} runs here{saves}."]
 
 
-def _other_weights(requirement: Requirement, capacity: Capacity) -> list[str]:
-    weights = sum(
-        line.bytes.expected for line in requirement.lines if line.phase is Phase.RESIDENT and line.buffer.high
-    )
-    ceiling = capacity.total if uses_card(requirement, capacity) else capacity.host_ceiling
+def _saved(before: Requirement, after: Requirement, capacity: Capacity) -> int:
+    """Bytes that another plan expects less, where it counts: on the card if one is used, else in all.
+
+    A measurement may have taken the planned figure's place, so that both are added up from their lines.
+    """
+    if uses_card(before, capacity):
+        on_card = before.device_peak.expected - after.device_peak.expected
+        return max(on_card, before.host.expected - after.host.expected)
+    return added_up(before.lines).total.expected - added_up(after.lines).total.expected
+
+
+def _other_weights(needed: Requirement, capacity: Capacity) -> list[str]:
+    weights = _weight_bytes(needed)
+    ceiling = capacity.total if uses_card(needed, capacity) else capacity.host_ceiling
     if not weights:
         return []
     choose = "choose a smaller model."
-    share = max(0.0, ceiling.effective - (requirement.total.expected - weights)) / weights
+    share = max(0.0, ceiling.effective - (needed.total.expected - weights)) / weights
     if SMALLEST_REQUANTISATION <= share < 1:
         choose = f"choose a quantisation of at most {share:.0%} of their size, or a smaller model."
     return [f"The weights alone are {format_gib(weights)} in memory: {choose}"]
-
-
-def _limit(requirement: Requirement, capacity: Capacity) -> list[str]:
-    ceiling = capacity.total if uses_card(requirement, capacity) else capacity.host_ceiling
-    if not ceiling.limited or requirement.total.low > ceiling.automatic:
-        return []
-    return [f"Your limit is {format_gib(ceiling.effective)}; the machine allows {format_gib(ceiling.automatic)}."]
