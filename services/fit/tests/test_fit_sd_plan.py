@@ -158,6 +158,31 @@ def test_flash_attention_at_a_ragged_size_falls_back_to_the_quadratic_buffer() -
     assert "ATTENTION_MASK" not in codes(even)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "side", "masked"),
+    [
+        # SD 1.5 attends to cells of 8 pixels: 48 x 48 = 9 blocks of 256, and to 24 x 24 of 16, which are none.
+        ("sd15", 384, True),
+        ("sd15", 512, False),
+        # SDXL begins at cells of 16: 72 x 72 are no whole blocks, 80 x 80 are, and their 40 x 40 of 32 are none.
+        ("sdxl", 1152, True),
+        ("sdxl", 1280, True),
+        ("sdxl", 1024, False),
+        ("sdxl", 1536, False),
+    ],
+)
+def test_a_size_that_is_masked_is_said_with_one_that_is_not(architecture: str, side: int, masked: bool) -> None:
+    model = model_of(architecture)
+    made = plan(model, SdRequest(width_px=side, height_px=side, flash_attention=True))
+    found = [note for note in made.notes if note.code == "ATTENTION_MASK"]
+    assert bool(found) == masked
+    for note in found:
+        even = int(note.metadata["multiple_px"])
+        assert f"multiples of {even}" in note.message
+        other = SdRequest(width_px=3 * even, height_px=5 * even, flash_attention=True)
+        assert "ATTENTION_MASK" not in codes(plan(model, other))
+
+
 def test_two_pools_on_a_card_and_one_elsewhere() -> None:
     """sd.cpp #376: FLUX q2_k with its T5 in host memory is two pools, 3.8 GB and 9.3; one memory holds both."""
     model = model_of("flux1dev", "Q4_0")
@@ -483,10 +508,11 @@ def bounds(made: Plan) -> Sequence[int]:
 def test_more_pixels_never_cost_less(
     architecture: str, widths: list[int], heights: list[int], tiled: bool, flash: bool
 ) -> None:
-    """In steps of 256, so that no number of tokens is ragged in one picture and even in the other."""
-    model = model_of(architecture)
+    """In steps in which no number of tokens is ragged in one picture and even in the other: 16 x 16 tokens are a block
+    of 256, and a UNet attends to 2 x 2 of them at once too (a token is 16 pixels of SDXL and 8 of SD 1.5)."""
+    model, step = model_of(architecture), 512 if architecture == "sdxl" else 256
     asked = [
-        SdRequest(width_px=256 * wide, height_px=256 * high, vae_tiling=tiled, flash_attention=flash)
+        SdRequest(width_px=step * wide, height_px=step * high, vae_tiling=tiled, flash_attention=flash)
         for wide, high in zip(widths, heights, strict=True)
     ]
     less, more = (bounds(plan(model, one)) for one in asked)

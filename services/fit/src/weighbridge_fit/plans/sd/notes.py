@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_fit.capacity import Pool
+from weighbridge_fit.laws.sd_buffers import MASK_STEP_TOKENS, attention_way
 from weighbridge_fit.laws.sd_resident import AS_STORED, family_of
-from weighbridge_fit.laws.sd_shapes import ARCHITECTURES
+from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, attention_tokens, image_tokens
 from weighbridge_fit.lines import Source
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.plan import Note
@@ -18,8 +19,9 @@ from weighbridge_fit.plans.sd.sizes import SideRange
 from weighbridge_fit.plans.sd.weights import Held, held_bytes
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
 
-MASK_TOKENS = 256
-"""Flash attention masks what does not fill a block of so many tokens (ggml pads keys to it); masks are quadratic."""
+EVEN_TOKENS = 32
+"""Tokens along a side that make both levels of a UNet's attention, a token's own and one of 2 x 2, whole blocks of
+`MASK_STEP_TOKENS`: 32 x 32 / 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ def _about_size(situation: Situation) -> Iterator[Note]:
         )
         yield Note("SIZE_OUTSIDE_RANGE", message)
     if shape.flash_attention and _masked(shape, situation.architecture):
+        even = EVEN_TOKENS * ARCHITECTURES[situation.architecture].token_px
         message = (
-            f"{planned} makes a number of tokens that is no multiple of {MASK_TOKENS}: flash attention then "
-            "materialises a mask that grows with the square of the picture. Sides in multiples of 128 avoid it."
+            f"{planned} makes a number of tokens that is no multiple of {MASK_STEP_TOKENS}: flash attention then "
+            f"materialises a mask that grows with the square of the picture. Sides in multiples of {even} avoid it."
         )
-        yield Note("ATTENTION_MASK", message)
+        yield Note("ATTENTION_MASK", message, {"multiple_px": str(even)})
 
 
 def _about_options(situation: Situation) -> Iterator[Note]:
@@ -164,12 +167,13 @@ def _widened_bytes(situation: Situation) -> int:
     return sum(part.bytes.expected for part in situation.held) - stored if known else 0
 
 
-def _masked(shape: SdShape, law: str) -> bool:
+def _masked(shape: SdShape, architecture: str) -> bool:
     """Whether a UNet's attention has a ragged number of tokens: transformers' token counts depend on the prompt too."""
-    known = ARCHITECTURES.get(law)
+    known = ARCHITECTURES.get(architecture)
     if known is None or not known.unet:
         return False
-    return (shape.width_px // known.token_px) * (shape.height_px // known.token_px) % MASK_TOKENS != 0
+    tokens = attention_tokens(architecture, image_tokens(architecture, shape.render()), 0)
+    return attention_way(architecture, tokens, flash=True) != "flash"
 
 
 def _within(side: int, bounds: tuple[int, int]) -> bool:
