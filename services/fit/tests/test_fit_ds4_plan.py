@@ -10,10 +10,12 @@ from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.lines import Line, Phase
 from weighbridge_fit.model import Model
+from weighbridge_fit.planning import too_small
 from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape
 from weighbridge_fit.plans.ds4.plan import plan
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Note, Plan
+from weighbridge_fit.verdict import Verdict
 
 from services.fit.tests.fit_ds4_layout import (
     GIB,
@@ -170,7 +172,54 @@ def test_no_safe_cache_is_a_refusal_that_says_what_would_help(catalog_id: str, r
     with pytest.raises(PlanError) as refused:
         made(listed(catalog_id), unified(ram_gib))
     assert refused.value.reason == "EXPERT_CACHE_UNSAFE"
-    assert "GiB more memory" in refused.value.message
+    assert "It lacks" in refused.value.message and "smaller model" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("catalog_id", "ram_gib", "least_gib"),
+    [
+        # The author's bytes beside the cache, the engine's smallest cache, the system's 32 GiB.
+        ("deepseek-v4-flash-284b-q2", 32, 4 + 4 + 32),
+        ("deepseek-v4-flash-284b-q4", 48, 16 + 7 + 32),
+        ("deepseek-v4-flash-284b-mxfp4", 32, 16 + 7 + 32),
+    ],
+)
+def test_a_refusal_shows_the_least_that_would_start(catalog_id: str, ram_gib: int, least_gib: int) -> None:
+    model, capacity = listed(catalog_id), unified(ram_gib)
+    with pytest.raises(PlanError) as refused:
+        made(model, capacity)
+    least = refused.value.least
+    assert least is not None
+    assert least.total.expected == least_gib * GIB
+    assert f"need {least_gib}.00 GiB of memory, this machine has {ram_gib}.00 GiB" in refused.value.message
+    # One GiB less than that refuses too, and with it the same lines are a launch.
+    with pytest.raises(PlanError):
+        made(model, unified(least_gib - 1))
+    launch = made(model, unified(least_gib))
+    engine = {line.component: line.bytes for line in least.lines if line.component != "system_reserve"}
+    assert engine == {line.component: line.bytes for line in launch.requirement.lines}
+    # The ledger refuses it on the empty machine, as the verdict says.
+    answered = too_small(model.facts, capacity, refused.value)
+    assert answered is not None and answered.note.code == "LEAST_SHOWN"
+    assert answered.assessment.verdict is Verdict.WONT_RUN
+    assert answered.claim.host_bytes == least_gib * GIB > capacity.host_ceiling.effective
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([listed(name) for name in CATALOGUE] + [Q2]),
+    st.integers(8, 70),
+    st.sampled_from(["darwin/arm64", "linux/arm64", "linux/x86_64"]),
+    st.sampled_from([0, 8, 24, 48, 96]),
+)
+def test_a_refusal_is_always_a_verdict(model: Model, ram_gib: int, platform: str, card_gib: int) -> None:
+    """Whatever the machine: the sentence comes with figures that the ledger refuses there."""
+    capacity = with_card(ram_gib, card_gib) if card_gib else unified(ram_gib, platform)
+    try:
+        made(model, capacity)
+    except PlanError as refused:
+        answered = too_small(model.facts, capacity, refused)
+        assert answered is not None and answered.assessment.verdict is Verdict.WONT_RUN
 
 
 def test_a_cache_that_ds4_would_refuse_at_its_start_is_no_plan() -> None:

@@ -82,19 +82,24 @@ def guess(facts: WeightFacts, capacity: Capacity, why: str, reason_code: str = "
 def too_small(facts: WeightFacts, capacity: Capacity, error: PlanError) -> Guess | None:
     """WONT_RUN for a model that its family refuses on this machine (`REFUSED_BY_MACHINE`), with the family's sentence.
 
-    The claim is the whole model, which the ledger refuses too. None where the machine would hold even that: then it is
-    no matter of its size.
+    Shown and claimed is the least that it starts with, else the whole model: whichever the ledger refuses here too.
+    None where the machine would hold even that: then it is no matter of its size.
     """
     if error.reason not in REFUSED_BY_MACHINE:
         return None
+    least = Note("LEAST_SHOWN", "The figures are those of the least that this model starts with.")
+    whole = Note("WHOLE_MODEL_SHOWN", "The figures are those of the whole model: no smaller part of it is held here.")
+    for needed, note in ((error.least, least), (_whole_model(facts), whole)):
+        if needed is not None and judge(needed, capacity).verdict is Verdict.WONT_RUN:
+            assessment = Assessment(Verdict.WONT_RUN, error.reason, error.message)
+            return Guess(needed, assessment, claim_for(needed, capacity, Verdict.WONT_RUN), note)
+    return None
+
+
+def _whole_model(facts: WeightFacts) -> Requirement:
     size = Range.exactly(max(facts.file_bytes, facts.tensor_bytes))
     basis = "the size of its files: this machine cannot hold less of it safely"
-    needed = requirement((Line("weights", Phase.RESIDENT, size, Source.ASSUMED, basis),))
-    if judge(needed, capacity).verdict is not Verdict.WONT_RUN:
-        return None
-    assessment = Assessment(Verdict.WONT_RUN, error.reason, error.message)
-    note = Note("WHOLE_MODEL_SHOWN", "The figures are those of the whole model: no smaller part of it is held here.")
-    return Guess(needed, assessment, claim_for(needed, capacity, Verdict.WONT_RUN), note)
+    return requirement((Line("weights", Phase.RESIDENT, size, Source.ASSUMED, basis),))
 
 
 def by_range(needed: Requirement, capacity: Capacity, catalog_id: str) -> Guess:

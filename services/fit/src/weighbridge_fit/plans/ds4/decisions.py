@@ -28,12 +28,20 @@ from weighbridge_fit.plans.ds4.standing import Frame, standing_lines
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Note
 
-EXPERT_CACHE_UNSAFE = "EXPERT_CACHE_UNSAFE"
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Too little memory for a safe expert cache: the least physical memory that the policy starts this launch on, and
+    a sentence for people."""
+
+    needed_ram_bytes: int
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What a launch does. `cache_gib` 0: nothing is streamed. `drafter` NONE: it does not draft."""
+    """What a launch does. `cache_gib` 0: nothing is streamed. `drafter` NONE: it does not draft. `shortfall`: it must
+    not be made here; `cache_gib` is then the smallest that the engine starts with."""
 
     streams: bool
     cache_gib: int
@@ -42,6 +50,7 @@ class Decisions:
     drafter_file: Companion | None
     vision_file: Companion | None
     notes: tuple[Note, ...]
+    shortfall: Shortfall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ def decide_launch(
     request: Ds4Request,
     calibration: Ds4Calibration,
 ) -> Decisions:
-    """Decides everything. Raises PlanError: EXPERT_CACHE_UNSAFE, INVALID_OPTION."""
+    """Decides everything. Raises PlanError INVALID_OPTION."""
     desk = _Desk(model, weights, machine, figures, basics, request, calibration)
     streams, notes = _residency(desk)
     vision, vision_notes = _vision(desk)
@@ -90,9 +99,12 @@ def decide_launch(
         refusal=_drafter_refused(desk, kind),
     )
     notes += vision_notes + _drafting_notes(drafting, kind)
-    cache = 0
+    cache, shortfall = 0, None
     if streams:
-        cache, cache_notes = _cache(desk, vision_bytes + (drafter_bytes if drafting.enabled else 0))
+        extra_bytes = vision_bytes + (drafter_bytes if drafting.enabled else 0)
+        _check_configured(desk)
+        shortfall = _shortfall(desk, extra_bytes)
+        cache, cache_notes = (_smallest_cache_gib(desk), []) if shortfall else _cache(desk, extra_bytes)
         notes += cache_notes
     return Decisions(
         streams=streams,
@@ -102,6 +114,7 @@ def decide_launch(
         drafter_file=drafter if drafting.enabled else None,
         vision_file=vision,
         notes=tuple(notes),
+        shortfall=shortfall,
     )
 
 
@@ -157,9 +170,7 @@ def _drafter_bytes(desk: _Desk, drafter: Companion | None) -> int:
 
 def _companion_fits(desk: _Desk, streams: bool, drafter_bytes: int, vision_bytes: int) -> bool:
     if streams:
-        plan = _policy_cache(desk, drafter_bytes + vision_bytes)
-        experts = desk.weights.experts
-        return plan.safe and (experts is None or plan.safe_gib >= experts.smallest_cache_gib)
+        return _shortfall(desk, drafter_bytes + vision_bytes) is None
     return full_residency_allowed(
         ram_bytes=desk.machine.ram_bytes,
         arm=desk.machine.arm,
@@ -205,34 +216,57 @@ def _reference_bytes(desk: _Desk) -> int:
     return sum(line.bytes.expected for line in lines if line.on_device or not desk.machine.discrete)
 
 
+def _fixed_bytes(desk: _Desk) -> int:
+    """What the policy takes to stay beside the cache: the author's figure, else what the engine holds."""
+    return desk.figures.fixed_bytes if desk.figures.resident_bytes else _reference_bytes(desk)
+
+
+def _smallest_cache_gib(desk: _Desk) -> int:
+    """The smallest cache that the policy gives and the engine starts with."""
+    return desk.weights.experts.smallest_cache_gib if desk.weights.experts else 1
+
+
 def _policy_cache(desk: _Desk, extra_bytes: int) -> CachePlan:
     """The policy's cache. `extra_bytes` are companions that stay resident; they count also where the author says
-    nothing. Where no author said what stays beside the cache, it is what the engine holds."""
-    fixed = desk.figures.fixed_bytes if desk.figures.resident_bytes else _reference_bytes(desk)
+    nothing."""
     return plan_cache(
         ram_bytes=desk.machine.ram_bytes,
-        fixed_bytes=fixed + extra_bytes,
+        fixed_bytes=_fixed_bytes(desk) + extra_bytes,
         configured_gib=desk.request.expert_cache_gib,
         author_cache_bytes=desk.figures.expert_cache_bytes,
     )
 
 
-def _cache(desk: _Desk, extra_bytes: int) -> tuple[int, list[Note]]:
-    """The cache in GiB: the policy's, within what is admitted here and above what the engine starts with."""
-    field = "options.ds4.expert_cache_gib"
-    configured = desk.request.expert_cache_gib
-    experts = desk.weights.experts
-    smallest = experts.smallest_cache_gib if experts else 1
+def _check_configured(desk: _Desk) -> None:
+    configured, smallest, experts = desk.request.expert_cache_gib, _smallest_cache_gib(desk), desk.weights.experts
     if configured is not None and not smallest <= configured <= MAX_CACHE_GIB:
         message = (
             f"ds4 starts this model with an expert cache of {smallest} GiB or more: prompts are read through "
             f"{format_gib(experts.headroom_bytes if experts else 0)} of it. {configured} GiB were asked for."
         )
-        raise PlanError("INVALID_OPTION", field, message)
-    plan = _policy_cache(desk, extra_bytes)
-    metadata = {"safe_gib": str(max(0, plan.safe_gib)), "smallest_gib": str(smallest)}
-    if not plan.safe or plan.cache_gib < smallest:
-        raise PlanError(EXPERT_CACHE_UNSAFE, field, _unsafe(desk, plan, smallest))
+        raise PlanError("INVALID_OPTION", "options.ds4.expert_cache_gib", message)
+
+
+def _shortfall(desk: _Desk, extra_bytes: int) -> Shortfall | None:
+    """What is missing where no cache that the engine starts with leaves the system its memory."""
+    smallest, fixed, ram = _smallest_cache_gib(desk), _fixed_bytes(desk) + extra_bytes, desk.machine.ram_bytes
+    needed = smallest * GIB + fixed + SYSTEM_HEADROOM_BYTES
+    if needed <= ram:
+        return None
+    allowed = full_residency_allowed(ram_bytes=ram, arm=desk.machine.arm, weight_bytes=desk.weights.mapped_bytes)
+    other = "set stream_experts=false, the whole model fits" if allowed else "choose a smaller model or quantisation"
+    sentence = (
+        f"No expert cache is safe here: at least {smallest} GiB of it, {format_gib(fixed)} beside it and "
+        f"{format_gib(SYSTEM_HEADROOM_BYTES)} for the system need {format_gib(needed)} of memory, this machine has "
+        f"{format_gib(ram)}. It lacks {format_gib(needed - ram)}; {other}."
+    )
+    return Shortfall(needed, sentence)
+
+
+def _cache(desk: _Desk, extra_bytes: int) -> tuple[int, list[Note]]:
+    """The cache in GiB: the policy's, within what is admitted here and above what the engine starts with."""
+    plan, smallest = _policy_cache(desk, extra_bytes), _smallest_cache_gib(desk)
+    metadata = {"safe_gib": str(plan.safe_gib), "smallest_gib": str(smallest)}
     notes = []
     if plan.clamped:
         message = (
@@ -240,7 +274,7 @@ def _cache(desk: _Desk, extra_bytes: int) -> tuple[int, list[Note]]:
             f"{format_gib(SYSTEM_HEADROOM_BYTES)}."
         )
         notes.append(Note("EXPERT_CACHE_CLAMPED", message, {**metadata, "cache_gib": str(plan.cache_gib)}))
-    if configured is not None:
+    if desk.request.expert_cache_gib is not None:
         return plan.cache_gib, notes
     room = (desk.machine.pool_ceiling_bytes - _reference_bytes(desk) - extra_bytes) // GIB
     admitted = max(smallest, min(plan.cache_gib, room))
@@ -249,16 +283,3 @@ def _cache(desk: _Desk, extra_bytes: int) -> tuple[int, list[Note]]:
         message = f"The expert cache is {admitted} GiB instead of {plan.cache_gib} GiB: that is what {where}."
         notes.append(Note("EXPERT_CACHE_LOWERED", message, {**metadata, "cache_gib": str(admitted)}))
     return admitted, notes
-
-
-def _unsafe(desk: _Desk, plan: CachePlan, smallest: int) -> str:
-    short = max(smallest, 1) - plan.safe_gib
-    allowed = full_residency_allowed(
-        ram_bytes=desk.machine.ram_bytes, arm=desk.machine.arm, weight_bytes=desk.weights.mapped_bytes
-    )
-    other = "set stream_experts=false, the whole model fits" if allowed else "choose a smaller model or quantisation"
-    return (
-        f"This machine cannot keep a safe expert cache: beside it and {format_gib(SYSTEM_HEADROOM_BYTES)} for the "
-        f"system, {max(0, plan.safe_gib)} GiB are left and {smallest} GiB are the least that works. It needs {short} "
-        f"GiB more memory; {other}."
-    )

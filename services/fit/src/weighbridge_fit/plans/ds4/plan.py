@@ -1,19 +1,23 @@
 """The plan of a ds4 model: decided by the policy, priced by what the engine allocates."""
 
+from weighbridge_common.sizes import format_gib
+
 from weighbridge_fit.calibration.ds4 import ds4
 from weighbridge_fit.capacity import Capacity
-from weighbridge_fit.lines import MAX_BYTES, requirement
+from weighbridge_fit.lines import MAX_BYTES, Line, Phase, Range, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.ds4.decisions import decide_launch, figures_of
 from weighbridge_fit.plans.ds4.launch import arguments
 from weighbridge_fit.plans.ds4.lines import launch_lines
-from weighbridge_fit.plans.ds4.machine import machine_from
+from weighbridge_fit.plans.ds4.machine import Ds4Machine, machine_from
 from weighbridge_fit.plans.ds4.notes import launch_notes
 from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape, settle
 from weighbridge_fit.plans.ds4.shape import weights_of
 from weighbridge_fit.plans.ds4.standing import Frame
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
+
+EXPERT_CACHE_UNSAFE = "EXPERT_CACHE_UNSAFE"
 
 
 def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
@@ -30,6 +34,10 @@ def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
     decisions = decide_launch(model, weights, machine, figures, basics, request, calibration)
     frame = Frame(weights, basics, machine.compute, decisions.streams, machine.discrete)
     lines = launch_lines(frame, decisions, calibration)
+    if decisions.shortfall is not None:
+        least = requirement((*lines, _system_reserve(lines, decisions.shortfall.needed_ram_bytes, machine)))
+        field, sentence = "options.ds4.expert_cache_gib", decisions.shortfall.sentence
+        raise PlanError(EXPERT_CACHE_UNSAFE, field, sentence, least)
     needed = requirement(lines)
     if needed.total.high > MAX_BYTES:
         message = "The model's sizes multiply to more memory than can be counted: its header is wrong."
@@ -56,3 +64,14 @@ def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
         notes=launch_notes(model, frame, machine, figures, decisions, needed, calibration),
         arguments=arguments(model.path, weights, basics, decisions, machine.compute),
     )
+
+
+def _system_reserve(lines: tuple[Line, ...], needed_ram_bytes: int, machine: Ds4Machine) -> Line:
+    """What of the least memory that the policy starts on is left beside the engine's own bytes in it."""
+    here = (line for line in lines if line.phase is Phase.RESIDENT and not line.on_device)
+    left = max(0, needed_ram_bytes - sum(line.bytes.expected for line in here))
+    basis = (
+        f"not held: what the policy leaves to the system beside a streamed launch, which it starts on no less than "
+        f"{format_gib(needed_ram_bytes)} of memory; this machine has {format_gib(machine.ram_bytes)}"
+    )
+    return Line("system_reserve", Phase.RESIDENT, Range.exactly(left), Source.DERIVED, basis)
