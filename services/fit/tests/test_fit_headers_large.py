@@ -170,7 +170,8 @@ def test_time_runs_out_by_the_header_bytes_that_were_read() -> None:
     took(allowed * 0.95)
     with pytest.raises(WeightError) as caught:
         took(allowed * 3)
-    assert caught.value.reason is WeightReason.PARSE_BUDGET
+    # Not a fault of the file: who asks for a plan gets UNKNOWN, and a guess by its size.
+    assert caught.value.reason is WeightReason.HEADER_TOO_LARGE
 
 
 def test_what_is_no_header_is_refused_before_it_is_read_whole() -> None:

@@ -1,7 +1,7 @@
 """The time a header may take, so that a hostile file costs a bounded amount of work.
 
-Memory needs no meter: every reader allocates in proportion to header bytes it has really read, and the header is
-capped.
+Memory needs no meter here: readers allocate in proportion to header bytes that they have really read, and read what is
+large in pieces; where a small file can ask for large values (pickles), its reader counts them.
 """
 
 import time
@@ -34,10 +34,12 @@ class ParseBudget:
         self._allowed = BASE_SECONDS + SECONDS_PER_EXTRA_MIB * (extra / MIB)
 
     def check(self, offset: int | None = None) -> None:
-        """Raises PARSE_BUDGET once the time is spent. Call it every few thousand steps, not at each."""
-        if self._clock() - self._start > self._allowed:
-            raise WeightError(
-                WeightReason.PARSE_BUDGET,
-                "the header took longer to read than any honest header does",
-                offset=offset,
-            )
+        """Raises once the time is spent: PARSE_BUDGET, or HEADER_TOO_LARGE for a header above the base, which may well be
+        honest. Call it every few thousand steps, not at each."""
+        if self._clock() - self._start <= self._allowed:
+            return
+        if self._allowed > BASE_SECONDS:
+            message = "the header is too large to be read in the time that it may take"
+            raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=offset)
+        message = "the header took longer to read than any honest header does"
+        raise WeightError(WeightReason.PARSE_BUDGET, message, offset=offset)
