@@ -27,18 +27,25 @@ class ParseBudget:
         self._clock = clock
         self._start = clock()
         self._allowed = BASE_SECONDS
+        self._large = False
+
+    def announce(self, header_bytes: int) -> None:
+        """Says how long the header claims to be, which buys nothing, but tells a large one from one that is at
+        fault."""
+        self._large |= header_bytes > BASE_HEADER_BYTES
 
     def grow(self, header_bytes: int) -> None:
         """Says how many header bytes are in hand, which buys time for the ones above the base."""
+        self.announce(header_bytes)
         extra = max(0, header_bytes - BASE_HEADER_BYTES)
         self._allowed = BASE_SECONDS + SECONDS_PER_EXTRA_MIB * (extra / MIB)
 
     def check(self, offset: int | None = None) -> None:
-        """Raises once the time is spent: PARSE_BUDGET, or HEADER_TOO_LARGE for a header above the base, which may well be
-        honest. Call it every few thousand steps, not at each."""
+        """Raises once the time is spent: PARSE_BUDGET, or HEADER_TOO_LARGE for a large header, which may well be honest.
+        Call it every few thousand steps, not at each."""
         if self._clock() - self._start <= self._allowed:
             return
-        if self._allowed > BASE_SECONDS:
+        if self._large:
             message = "the header is too large to be read in the time that it may take"
             raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=offset)
         message = "the header took longer to read than any honest header does"

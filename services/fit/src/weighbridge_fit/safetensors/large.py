@@ -68,6 +68,7 @@ class LargeHeader:
 def parse_large(file: RegularFile, length: int, budget: ParseBudget) -> LargeHeader:
     """Checks the header of `length` bytes that follows the prefix. Raises what `header.parse` raises, and
     HEADER_TOO_LARGE for one that cannot be read in pieces within the memory a reader has."""
+    budget.announce(length)
     pieces = _Pieces(file, length, budget)
     table = _Table(file.size - PREFIX_BYTES - length)
     kept: list[bytes] = []

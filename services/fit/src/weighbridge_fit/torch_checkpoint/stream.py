@@ -170,6 +170,7 @@ def open_pickle(file: RegularFile, archive: Archive, name: bytes, budget: ParseB
     if record.size > MAX_HEADER_BYTES or record.packed_bytes > MAX_HEADER_BYTES:
         message = f"the checkpoint's pickle is larger than the {MAX_HEADER_BYTES // MIB} MiB that are read"
         raise WeightError(WeightReason.HEADER_TOO_LARGE, message, offset=record.offset)
+    budget.announce(record.size)
     stored = StoredSource(file, data_offset(file, archive, name), record.packed_bytes)
     if record.method == STORED:
         return PickleStream(stored, budget)
