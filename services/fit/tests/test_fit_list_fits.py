@@ -163,12 +163,12 @@ async def test_a_cancelled_list_stops(tmp_path: Path, monkeypatch: pytest.Monkey
     ledger: Any = KnownMachine()
     servicer = FitServicer(ModelDesk(reader, shelf), shelf, ledger)
     priced: list[str] = []
-    real = listing.fit_of
+    real, loop = listing.fit_of, asyncio.get_running_loop()
 
     def counted(entry: CatalogEntry, *rest: Any) -> pb.ModelFit:
         priced.append(entry.catalog_id)
         if len(priced) == 3:
-            call.cancel()
+            loop.call_soon_threadsafe(call.cancel)
         return real(entry, *rest)
 
     monkeypatch.setattr(listing, "fit_of", counted)

@@ -115,7 +115,7 @@ Labelled = tuple[str, TensorFact]
 """A tensor with the component it belongs to."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class WeightFacts:
     """What a model's weight files hold: the values that travel, and all that a plan is made from.
 

@@ -1,7 +1,8 @@
 """One catalogue model's fit, for lists: never an error, and cheap enough for the whole catalogue at once."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import structlog
@@ -19,6 +20,7 @@ from weighbridge_fit.errors import WeightError
 from weighbridge_fit.families.registry import recognise
 from weighbridge_fit.lines import Source
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import AbandonedError
 from weighbridge_fit.planning import Guess, answer, by_range, guess, too_small
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.requests import unrecognised
@@ -39,8 +41,10 @@ async def fit_on(
     installed: Mapping[str, Installed],
     quality: Tier,
     capacity: Capacity,
+    run: Callable[[Callable[[], pb.ModelFit]], Awaitable[pb.ModelFit]],
 ) -> pb.ModelFit:
-    """The fit of an entry at its default workload, images at a quality tier. What cannot be priced is UNKNOWN."""
+    """The fit of an entry at its default workload, images at a quality tier. What cannot be priced is UNKNOWN. `run`
+    does the pricing where the event loop need not wait for it."""
     here = installed.get(entry.catalog_id)
     try:
         model = await shelf.model(entry, here)
@@ -48,7 +52,7 @@ async def fit_on(
         failed = malformed(error).failure
         made = guess(known_by_sizes(entry).facts, capacity, failed.message, failed.reason)
         return _message(entry, made, plan_pb2.Workload(), here)
-    return fit_of(entry, model, quality, capacity, here)
+    return await run(partial(fit_of, entry, model, quality, capacity, here))
 
 
 def fit_of(
@@ -58,9 +62,11 @@ def fit_of(
     capacity: Capacity,
     here: Installed | None = None,
 ) -> pb.ModelFit:
-    """The fit of a model that was read. Never raises."""
+    """The fit of a model that was read. Raises nothing but AbandonedError."""
     try:
         return _fit_of(entry, model, quality, capacity, here)
+    except AbandonedError:
+        raise
     except Exception:
         # One model that nobody can price must not take the list with it, whatever is wrong with it.
         _log.exception("fit_failed", catalog_id=entry.catalog_id)

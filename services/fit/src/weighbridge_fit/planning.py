@@ -50,10 +50,12 @@ def answer(
     capacity: Capacity,
     observed: Observed | None = None,
     *,
+    plan: Plan | None = None,
     advise: bool = True,
 ) -> Answer:
-    """Plans, judges and claims. Raises PlanError. Advice takes a dozen plans more: lists do without."""
-    made = family.plan(model, request, capacity)
+    """Plans, judges and claims. Raises PlanError. `plan` is the plan where it is made already. Advice takes a dozen
+    plans more: lists do without."""
+    made = family.plan(model, request, capacity) if plan is None else plan
     needed = sharpen(made.requirement, observed)
     assessment = judge(needed, capacity)
     if advise and assessment.verdict in (Verdict.TIGHT, Verdict.WONT_RUN):

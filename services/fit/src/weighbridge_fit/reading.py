@@ -1,12 +1,12 @@
 """Reads headers off the event loop, a bounded number at once, and stops when nobody waits any more."""
 
 import asyncio
-import threading
 from pathlib import Path
 
 from weighbridge_fit.describe import describe, describe_unread
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.models_root import ModelsRoot
+from weighbridge_fit.off_loop import Threads, is_abandoned
 
 
 class HeaderReader:
@@ -14,7 +14,7 @@ class HeaderReader:
 
     def __init__(self, root: ModelsRoot, max_concurrent: int) -> None:
         self._root = root
-        self._turns = asyncio.Semaphore(max_concurrent)
+        self._threads = Threads(max_concurrent)
 
     async def resolve(self, reference: str) -> Path:
         """The real path of a reference. Raises ModelNotFoundError."""
@@ -22,18 +22,8 @@ class HeaderReader:
 
     async def read(self, path: Path) -> WeightFacts:
         """The facts of a resolved path. Raises `WeightError`. Cancelled, it stops reading at the next file."""
-        gone = threading.Event()
-        async with self._turns:
-            reading = asyncio.ensure_future(asyncio.to_thread(describe, path, self._root.contains, gone.is_set))
-            try:
-                return await asyncio.shield(reading)
-            except asyncio.CancelledError:
-                gone.set()
-                # The turn ends with the thread: else callers who give up soon would fill every thread there is.
-                await asyncio.gather(reading, return_exceptions=True)
-                raise
+        return await self._threads.run(lambda: describe(path, self._root.contains, is_abandoned))
 
     async def size(self, path: Path) -> WeightFacts:
         """Name and size alone, of a resolved path whose headers are too large. Raises `WeightError`."""
-        async with self._turns:
-            return await asyncio.to_thread(describe_unread, path, self._root.contains)
+        return await self._threads.run(lambda: describe_unread(path, self._root.contains))

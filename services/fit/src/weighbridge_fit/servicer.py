@@ -2,8 +2,8 @@
 
 # ruff: noqa: N802 - methods are named after the contract's rpcs
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -27,6 +27,7 @@ from weighbridge_fit.ledger_client import LedgerClient
 from weighbridge_fit.listing import fit_on
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
+from weighbridge_fit.off_loop import Threads
 from weighbridge_fit.paging import page_of
 from weighbridge_fit.planning import answer, guess, too_small
 from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, UNSUPPORTED_ARCHITECTURE, PlanError
@@ -53,6 +54,10 @@ _AVAILABILITY = {
     lease_pb2.OUTCOME_NEVER: pb.AVAILABILITY_NEVER,
 }
 
+# Plans are Python's own work, so that more at once make none of them faster; several, so that a long one does not keep
+# the short ones waiting.
+MOST_PRICINGS = 4
+
 _log = structlog.get_logger(__name__)
 
 
@@ -63,6 +68,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         self._desk = desk
         self._shelf = shelf
         self._ledger = ledger
+        self._pricing = Threads(MOST_PRICINGS)
 
     async def DescribeWeights(
         self, request: pb.DescribeWeightsRequest, context: AnyContext
@@ -71,8 +77,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         model = await self._desk.model(request.model)
         if model.entry is not None and not has_facts(model):
             raise not_on_disk(model.entry)
-        facts = facts_message(model.facts, include_tensors=request.include_tensors)
-        return pb.DescribeWeightsResponse(facts=facts)
+        told = partial(facts_message, model.facts, include_tensors=request.include_tensors)
+        return pb.DescribeWeightsResponse(facts=await self._pricing.run(told))
 
     async def PlanModel(self, request: pb.PlanModelRequest, context: AnyContext) -> pb.PlanModelResponse:
         """See the contract."""
@@ -102,7 +108,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         machine: machine_pb2.Machine | None,
     ) -> pb.PlanModelResponse:
         capacity = await self._ledger.capacity(machine)
-        family = _family(engine, model, workload_kind(request.workload, request.options))
+        kind = workload_kind(request.workload, request.options)
+        family = await self._pricing.run(partial(_family, engine, model, kind))
         why = unrecognised(model)
         if family is None and engine is not None:
             raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", why))
@@ -131,7 +138,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         chat: Any = family
         try:
             asked = chat.request(workload, request.options)
-            largest = solve_context(chat, model, asked, capacity_from(capacity))
+            largest = await self._pricing.run(partial(solve_context, chat, model, asked, capacity_from(capacity)))
             if not largest:
                 raise failed_precondition(MODEL_WONT_RUN, "No context of this model runs on this machine.")
             asked = chat.with_context(asked, largest)
@@ -150,7 +157,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         images: Any = family
         try:
             asked = images.request(workload, request.options)
-            width, height = solve_size(images, model, asked, capacity_from(capacity), aspect)
+            solve = partial(solve_size, images, model, asked, capacity_from(capacity), aspect)
+            width, height = await self._pricing.run(solve)
             if not width:
                 raise failed_precondition(MODEL_WONT_RUN, "No size of picture of this model runs on this machine.")
             asked = images.with_size(asked, width, height)
@@ -167,7 +175,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         model = await self._desk.model(request.model)
         capacity = await self._ledger.capacity(what_if(request))
         kind = workload_kind(workload, request.options)
-        family = _family(engine, model, kind)
+        family = await self._pricing.run(partial(_family, engine, model, kind))
         if family is None or family.workload_name != kind:
             raise _unsolved(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)), model)
         try:
@@ -206,9 +214,9 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         installed = await self._shelf.look(entries)
         response = pb.ListFitsResponse(capacity=capacity, next_page_token=token, notes=snapshot.problems)
         for entry in entries:
-            response.fits.append(await fit_on(self._shelf, entry, installed, request.quality, ceilings))
-            # Between two models others have their turn, and a call that nobody waits for any more ends.
-            await asyncio.sleep(0)
+            response.fits.append(
+                await fit_on(self._shelf, entry, installed, request.quality, ceilings, self._pricing.run)
+            )
         return response
 
     async def CheckPull(self, request: pb.CheckPullRequest, context: AnyContext) -> pb.CheckPullResponse:
@@ -254,13 +262,13 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     ) -> pb.PlanModelResponse:
         """Raises PlanError."""
         ceilings = capacity_from(capacity)
-        made = answer(family, model, asked, ceilings)
+        plan = await self._pricing.run(partial(family.plan, model, asked, ceilings))
         seen: list[lease_pb2.Observation] = []
         # A what-if machine is not the one that was measured.
         if own_machine and model.facts.model_digest:
-            seen = await self._observations(model.facts.model_digest, build, made.plan.shape.text())
-            if seen:
-                made = answer(family, model, asked, ceilings, summarise([item.peak_bytes for item in seen]))
+            seen = await self._observations(model.facts.model_digest, build, plan.shape.text())
+        observed = summarise([item.peak_bytes for item in seen])
+        made = await self._pricing.run(partial(answer, family, model, asked, ceilings, observed, plan=plan))
         return responses.planned(family, model, made, capacity, seen)
 
     async def _add_availability(self, response: pb.PlanModelResponse, build: str) -> None:

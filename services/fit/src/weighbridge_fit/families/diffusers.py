@@ -11,6 +11,7 @@ from weighbridge_fit.catalog.entry import Use
 from weighbridge_fit.facts import WeightFormat
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.diffusers.options import DiffusersRequest, DiffusersShape, side_range
 from weighbridge_fit.plans.diffusers.pipelines import is_pipeline, known_facts, pipeline_of
 from weighbridge_fit.plans.diffusers.plan import plan
@@ -74,6 +75,7 @@ class DiffusersFamily:
 
     def plan(self, model: Model, request: DiffusersRequest, capacity: Capacity) -> Plan:
         """Plans one tree. Raises PlanError."""
+        stop_if_abandoned()
         return plan(model, request, capacity)
 
     def advise(

@@ -11,6 +11,7 @@ from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.facts import WeightFormat
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.ds4.companions import DRAFTER, VISION
 from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape
 from weighbridge_fit.plans.ds4.plan import plan
@@ -58,6 +59,7 @@ class Ds4Family:
 
     def plan(self, model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
+        stop_if_abandoned()
         return plan(model, request, capacity)
 
     def advise(

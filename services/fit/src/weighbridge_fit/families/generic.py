@@ -8,6 +8,7 @@ from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.generic.options import LONGEST_CONTEXT, GenericRequest, GenericShape
 from weighbridge_fit.plans.generic.plan import plan, priceable
@@ -54,6 +55,7 @@ class GenericChatFamily:
 
     def plan(self, model: Model, request: GenericRequest, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
+        stop_if_abandoned()
         return plan(model.facts, request, capacity)
 
     def advise(

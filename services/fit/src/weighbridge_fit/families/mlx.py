@@ -12,6 +12,7 @@ from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import WeightFormat
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx import adapters, drafting
 from weighbridge_fit.plans.mlx.architectures import architecture_of
@@ -72,6 +73,7 @@ class MlxFamily:
 
     def plan(self, model: Model, request: MlxRequest, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
+        stop_if_abandoned()
         return plan(model.facts, request, compute_device(capacity), model.companions)
 
     def advise(

@@ -11,6 +11,7 @@ from weighbridge_fit.facts import Role, WeightFormat
 from weighbridge_fit.laws.sd_shapes import ARCHITECTURES
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
 from weighbridge_fit.plans.sd.advice import advice
@@ -78,6 +79,7 @@ class SdFamily:
 
     def plan(self, model: Model, request: SdRequest, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
+        stop_if_abandoned()
         return plan(model, request, capacity, self._cuda_build)
 
     def advise(

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Generic, TypeVar
+from functools import partial
 
 from weighbridge_fit.facts import TensorFact, WeightFacts, WeightFormat
 from weighbridge_fit.model import Model
+from weighbridge_fit.plans.sd.remembered import Remembered
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
 from weighbridge_fit.recognise.stable_diffusion import component_of
 
@@ -77,7 +77,7 @@ class Weight:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LoadedPart:
     """One component. Without `weights` nothing but its size and perhaps its quantisation is known. `separate`: from a
     file of its own, not from the model's; `borrowed`: from the file of another role."""
@@ -121,29 +121,14 @@ def missing_parts(parts: Iterable[LoadedPart], architecture: str) -> tuple[str, 
     )
 
 
-Value = TypeVar("Value")
-
-
-class Same(Generic[Value]):
-    """A value that is equal to nothing but itself: what is made of large frozen facts is kept while one request asks
-    for it again and again, without comparing thousands of tensors."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+_OF_MODEL: Remembered[tuple[LoadedPart, ...]] = Remembered()
+_OF_COMPANION: Remembered[tuple[LoadedPart, ...]] = Remembered()
 
 
 def _main(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
     facts = model.facts
     if facts.tensors:
-        return _from_tensors(Same(facts), architecture)
+        return _OF_MODEL.get(facts, architecture, lambda: _from_tensors(facts, architecture))
     if model.entry is not None:
         return ()
     known = [total for total in facts.components if total.component in _PREFIX]
@@ -152,9 +137,7 @@ def _main(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
     return tuple(LoadedPart(total.component, (), total.bytes, facts.quantization) for total in known)
 
 
-@lru_cache(maxsize=4)
-def _from_tensors(given: Same[WeightFacts], architecture: str) -> tuple[LoadedPart, ...]:
-    facts = given.value
+def _from_tensors(facts: WeightFacts, architecture: str) -> tuple[LoadedPart, ...]:
     checkpoint = any(_CHECKPOINT.match(fact.name) for _, fact in facts.tensors)
     groups: dict[str, list[Weight]] = {}
     for _, fact in facts.tensors:
@@ -172,14 +155,12 @@ def _companions(model: Model, architecture: str) -> list[LoadedPart]:
     made: list[LoadedPart] = []
     for role, facts in sorted(model.companions.items()):
         if role in _PREFIX:
-            made += _from_file(role, Same(facts), architecture)
+            made += _OF_COMPANION.get(facts, (role, architecture), partial(_from_file, role, facts, architecture))
     # What a role's own file holds comes before what another role's file has of it.
     return sorted(made, key=lambda part: part.borrowed)
 
 
-@lru_cache(maxsize=16)
-def _from_file(role: str, given: Same[WeightFacts], architecture: str) -> tuple[LoadedPart, ...]:
-    facts = given.value
+def _from_file(role: str, facts: WeightFacts, architecture: str) -> tuple[LoadedPart, ...]:
     weights = [weight for _, fact in facts.tensors if (weight := _weight(role, fact, facts.format, architecture))]
     own = tuple(weight for weight in weights if _home(weight, role) == role)
     made = [LoadedPart(role, own, facts.file_bytes, facts.quantization, separate=True)]

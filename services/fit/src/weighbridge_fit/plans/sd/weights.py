@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 
 from weighbridge_fit.laws.sd_resident import (
     AS_STORED,
@@ -16,7 +15,8 @@ from weighbridge_fit.laws.sd_resident import (
     resident_type,
 )
 from weighbridge_fit.lines import Range, Source
-from weighbridge_fit.plans.sd.parts import LoadedPart, Same, Weight
+from weighbridge_fit.plans.sd.parts import LoadedPart, Weight
+from weighbridge_fit.plans.sd.remembered import Remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,17 @@ def held_bytes(part: LoadedPart, family: Family, retyping: Retyping, on_card: bo
     """What a part holds after loading. `on_card`: drivers pad more than the host does."""
     if not part.weights:
         return _plausibly(part, retyping)
-    return _exactly(part.component, Same(part.weights), family, retyping, on_card)
+    return _HELD.get(
+        part,
+        (family, retyping, on_card),
+        lambda: _exactly(part.component, part.weights, family, retyping, on_card),
+    )
 
 
-@lru_cache(maxsize=64)
-def _exactly(
-    component: str, given: Same[tuple[Weight, ...]], family: Family, retyping: Retyping, on_card: bool
-) -> Held:
-    weights = given.value
+_HELD: Remembered[Held] = Remembered()
+
+
+def _exactly(component: str, weights: tuple[Weight, ...], family: Family, retyping: Retyping, on_card: bool) -> Held:
     size = padded = largest = 0
     converted: list[int] = []
     linear: Counter[str] = Counter()
