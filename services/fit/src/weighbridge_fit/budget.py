@@ -41,8 +41,10 @@ class ParseBudget:
         self._allowed = BASE_SECONDS + SECONDS_PER_EXTRA_MIB * (extra / MIB)
 
     def check(self, offset: int | None = None) -> None:
-        """Raises once the time is spent: PARSE_BUDGET, or HEADER_TOO_LARGE for a large header, which may well be honest.
-        Call it every few thousand steps, not at each."""
+        """Raises once the time is spent: PARSE_BUDGET, or HEADER_TOO_LARGE for a large header, which may be honest.
+
+        Call it every few thousand steps, not at each.
+        """
         if self._clock() - self._start <= self._allowed:
             return
         if self._large:

@@ -1,6 +1,7 @@
 """The process that reads one legacy checkpoint with torch: the file on standard input, an answer in JSON on standard
 output. Started by `legacy`, and by nobody else."""
 
+import importlib
 import io
 import json
 import resource
@@ -74,8 +75,8 @@ class _Buffered(io.BufferedReader):
 
 
 def _tensors(file_bytes: int) -> list[list[Any]]:
-    import torch
-
+    # By name, so that the type checker reads the same Any whether torch is installed or not.
+    torch: Any = importlib.import_module("torch")
     file = _Buffered(_Unhurried(), 1 << 16)
     try:
         with torch.serialization.skip_data():
