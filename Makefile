@@ -30,7 +30,7 @@ SECONDS ?= 60
 INSTALLED := $(VENV)/.installed
 GENERATED := $(VENV)/.generated
 
-.PHONY: help setup demo up test fuzz lint format bench proto proto-baseline clean
+.PHONY: help setup torch demo up test fuzz lint format bench proto proto-baseline clean
 
 help: ## this list
 	@echo 'make TARGET'
@@ -41,6 +41,10 @@ help: ## this list
 	@echo 'TESTS=services/ledger/tests ARGS="-k activate -x" narrows make test.'
 
 setup: $(INSTALLED) $(GENERATED) ## install everything for development into .venv
+
+# An extra, and no part of setup: from the public index it is gigabytes. constraints.txt has its version.
+torch: setup ## torch, which checkpoints are held against; without it make test skips that and says so
+	@$(BIN)/python -m pip install -qq -c constraints.txt torch
 
 $(BIN)/python:
 	@if [ -z '$(PYTHON)' ]; then \
