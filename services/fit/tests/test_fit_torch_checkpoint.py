@@ -17,7 +17,7 @@ from weighbridge_fit.budget import ParseBudget
 from weighbridge_fit.errors import WeightError, WeightReason
 from weighbridge_fit.facts import FileFacts
 from weighbridge_fit.files import open_regular
-from weighbridge_fit.torch_checkpoint import contents, legacy, machine
+from weighbridge_fit.torch_checkpoint import contents, legacy, stack
 from weighbridge_fit.torch_checkpoint.dtypes import DTYPES, STORAGES
 from weighbridge_fit.torch_checkpoint.reader import (
     LEGACY_START,
@@ -537,7 +537,7 @@ def test_pickles_made_to_exhaust_stay_within_the_memory_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # A sixteenth of what is allowed, so that the test is quick: the rest is in proportion.
-    monkeypatch.setattr(machine, "MAX_VALUE_BYTES", machine.MAX_VALUE_BYTES // 16)
+    monkeypatch.setattr(stack, "MAX_VALUE_BYTES", stack.MAX_VALUE_BYTES // 16)
     monkeypatch.setattr(contents, "MAX_CONTAINERS", contents.MAX_CONTAINERS // 16)
     path = tmp_path / "model.ckpt"
     for packed in (["data.pkl"], []):
