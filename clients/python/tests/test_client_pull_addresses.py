@@ -56,6 +56,13 @@ def test_a_mirror_takes_the_place_of_the_hub_and_of_nobody_else() -> None:
         ("https://a.example/x", "file:///etc/passwd"),
         ("https://a.example/x", "https://user:word@b.example/x"),
         ("https://a.example/x", "https://b.example:99999/x"),
+        ("https://a.example/x", "https://[oops"),
+        ("https://a.example/x", "https://127.1/x"),
+        ("https://a.example/x", "https://2130706433/x"),
+        ("https://a.example/x", "https://0x7f000001/x"),
+        ("https://a.example/x", "https://017700000001/x"),
+        ("https://a.example/x", "https://[fe80::1%25eth0]/x"),
+        ("https://a.example/x", "https://127\u30020\u30020\u30021/x"),
     ],
 )
 def test_redirects_that_are_refused(here: str, there: str) -> None:
@@ -76,10 +83,39 @@ def test_redirects_that_are_followed(here: str, there: str, result: str) -> None
     assert redirected(here, there) == result
 
 
-@pytest.mark.parametrize("url", ["", "x", "file:///x", "https://", "https://a b@c/", "https://u@h/", "https://h:x/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "x",
+        "file:///x",
+        "https://",
+        "https://a b@c/",
+        "https://u@h/",
+        "https://h:x/",
+        "https://h/a b",
+        "https://h:0/",
+        "https://a.example/x\r\nHost: b",
+        "https://a.example/\t",
+        "https://a\u3002example/x",
+        "https://h\u00fc.example/x",
+        "https://a.example\\@b.example/",
+        "https://a.example/../x",
+        "https://a.example/%2e%2e/x",
+        "https://a.example/./x",
+        "https://[::1/",
+        "https://a.example/" + "x" * 8192,
+    ],
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(PullError):
         check(url)
+
+
+def test_what_signs_an_address_is_not_shown() -> None:
+    with pytest.raises(PullError) as caught:
+        redirected("https://a.example/x", "http://b.example/y?X-Signature=secret")
+    assert "b.example/y" in caught.value.message and "secret" not in caught.value.message
 
 
 def test_an_origin_has_a_default_port() -> None:
@@ -90,7 +126,9 @@ def test_an_origin_has_a_default_port() -> None:
 @pytest.mark.parametrize(
     "path",
     ["", ".", "..", "../x", "a/../b", "/etc/passwd", "a//b", "a\\b", "C:/x", "a\0b", ".git/config",
-     ".weighbridge-pull/x", "a/./b", "x" * 513, "a\nb", "a/"],
+     ".weighbridge-pull/x", "a/./b", "a/" * 256 + "x", "a\nb", "a/", "a.", "a ",
+     " a", "a./b", "b/ a", "x" * 256, "\u00e9" * 128,
+     "a\u202egpj.exe", "a\u200bb", "a\u2028b", "a\ud800b", "a\x7fb"],
 )  # fmt: skip
 def test_paths_that_no_model_has(path: str) -> None:
     with pytest.raises(PullError) as caught:

@@ -55,7 +55,7 @@ def fits(
         else:
             print_fits(console(), response)
 
-    run_command("fits", body, json_output=json_output)
+    run_command("fits", body, json_output=json_output, only_ids=True)
 
 
 def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse) -> None:

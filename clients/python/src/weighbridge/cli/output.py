@@ -56,13 +56,15 @@ def print_json(value: Message | Mapping[str, Any], *, one_line: bool = False) ->
     click.echo(json.dumps(data, ensure_ascii=False, indent=None if one_line else 2))
 
 
-def print_failure(failure: RpcFailure, *, json_output: bool) -> None:
-    """Say on standard error why a call failed."""
+def print_failure(failure: RpcFailure, *, json_output: bool, only_ids: bool = False) -> None:
+    """Say on standard error why a call failed; ``only_ids``: models are named by their ids in the catalogue."""
     if json_output:
         say(json.dumps({"failure": as_json(failure.to_message())}, ensure_ascii=False))
         return
     say(f"{failure.message or failure.code.name} [{failure.reason}]")
-    if failure.reason == MODEL_NOT_FOUND:
+    if failure.reason == MODEL_NOT_FOUND and only_ids:
+        say("  `weighbridge fits` lists the models of the catalogue.")
+    elif failure.reason == MODEL_NOT_FOUND:
         say("  MODEL is a file or folder as seen from here, or a path below the folder that the suite's models are in.")
     for _, text in failure.quota_violations:
         if text and text not in failure.message:

@@ -1,6 +1,7 @@
 """`pull`: a model of the catalogue, checked before it comes and verified before it counts."""
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from weighbridge.pull.pulling import Order, Pulled, pull
 from weighbridge.pull.settings import PullSettings, PullSettingsError, pull_settings
 from weighbridge.pull.transfer import Transfer
 from weighbridge.pull.wanted import WantedFile
+from weighbridge.sizes import format_size
 
 STOP_PATIENCE_S = 2.0
 """How long a stopped download may take to notice. What has come is safe in any case: it is only ever appended to."""
@@ -57,26 +59,24 @@ def pull_command(model: str, machine: machine_pb2.Machine | None, check_only: bo
         if not checked.assessed:
             say(f"Whether it runs here could not be found out ({checked.assessment.reason}); it is downloaded anyway.")
         display = JsonPullDisplay(console()) if json_output else PullDisplay(console(stderr=True))
-        with cancelled_by_signals(), display:
-            pulled = await _in_thread(order_of(checked.model), settings, display)
-        if json_output:
-            print_json(
-                {
-                    "event": "done",
-                    "folder": str(pulled.folder),
-                    "files": pulled.files,
-                    "total_bytes": str(pulled.total_bytes),
-                    "downloaded_bytes": str(pulled.downloaded_bytes),
-                    "revision": pulled.revision,
-                },
-                one_line=True,
-            )
-        else:
+        try:
+            with cancelled_by_signals(), display:
+                pulled = await _in_thread(order_of(checked.model), settings, display)
+        except PullError as failed:
+            display.on_failed(failed)
+            unreachable = failed.reason is PullReason.UNREACHABLE
+            code = ExitCode.UNREACHABLE if unreachable else ExitCode.FAILED
+            raise CommandError(f"{failed.message} [{failed.reason}]", code) from None
+        except asyncio.CancelledError:
+            display.on_stopped()
+            raise
+        if not json_output:
             done = "is there already" if not pulled.downloaded_bytes else "is here, whole and verified"
             click.echo(f"{checked.model.display_name or model} {done}: {pulled.folder}")
+        display.on_pulled(pulled)
         return None
 
-    run_command("pull", body, json_output=json_output)
+    run_command("pull", body, json_output=json_output, only_ids=True)
 
 
 def order_of(entry: fit_service_pb2.CatalogModel) -> Order:
@@ -112,43 +112,41 @@ async def _in_thread(order: Order, settings: PullSettings, display: PullDisplay)
         if stop.wait(seconds):
             raise PullStoppedError
 
+    def repository(folder: Path) -> HubRepository:
+        name, revision, route = order.repository, order.revision, settings.route
+        return HubRepository(name, revision, route, folder, stall_s=settings.stall_s, sleep=sleep)
+
     def work() -> None:
         pulled: Pulled | None = None
         error: BaseException | None = None
         try:
-            http = Http(settings.route, settings.stall_s)
-            try:
-                pulled = pull(
-                    order,
-                    lambda folder: Transfer(http, folder, sleep=sleep, clock=time.monotonic),
-                    lambda folder: HubRepository(order.repository, order.revision, settings.route, folder),
-                    display.listener(stop.is_set),
-                )
-            finally:
-                http.close()
+            pulled = pull(
+                order,
+                lambda folder: Transfer(http, folder, sleep=sleep, clock=time.monotonic),
+                repository,
+                display.listener(stop.is_set),
+            )
         except Exception as failed:  # whatever it is, the command must hear of it and end
             error = failed
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the command has ended without us
             loop.call_soon_threadsafe(settle, pulled, error)
 
+    http = Http(settings.route, settings.stall_s)
     thread = threading.Thread(target=work, name="pull", daemon=True)
     thread.start()
     try:
         return await asyncio.shield(outcome)
     except asyncio.CancelledError:
         stop.set()
+        http.cut()
         await asyncio.wait({outcome}, timeout=STOP_PATIENCE_S)
         if outcome.done():
             outcome.exception()  # it is told below
-        say("Stopped. What has come is kept: the same command goes on from there.")
         raise
     except PullStoppedError:
         raise asyncio.CancelledError from None
-    except PullError as failed:
-        raise CommandError(
-            f"{failed.message} [{failed.reason}]",
-            ExitCode.UNREACHABLE if failed.reason is PullReason.UNREACHABLE else ExitCode.FAILED,
-        ) from None
+    finally:
+        http.close()
 
 
 def _show_check(checked: fit_service_pb2.CheckPullResponse, *, json_output: bool) -> None:
@@ -157,4 +155,9 @@ def _show_check(checked: fit_service_pb2.CheckPullResponse, *, json_output: bool
         return
     verdict = requirement_pb2.Verdict.Name(checked.assessment.verdict).removeprefix("VERDICT_")
     click.echo(f"{checked.model.display_name or checked.model.catalog_id}: {verdict}. {checked.assessment.reason}")
-    click.echo(f"{len(checked.model.files)} files to {checked.model.folder}")
+    entry = checked.model
+    count = "1 weight file" if len(entry.files) == 1 else f"{len(entry.files)} weight files"
+    more = f", and what {entry.repository} has beside them" if entry.repository else ""
+    click.echo(f"{count}{more}, {format_size(entry.file_bytes)} together, to {entry.folder}")
+    if entry.on_disk:
+        click.echo("It is there already.")

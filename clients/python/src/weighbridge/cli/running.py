@@ -30,11 +30,17 @@ class CommandError(Exception):
 
 
 def run_command(
-    name: str, body: Callable[[], Coroutine[Any, Any, ExitCode | None]], *, json_output: bool, traced: bool = True
+    name: str,
+    body: Callable[[], Coroutine[Any, Any, ExitCode | None]],
+    *,
+    json_output: bool,
+    traced: bool = True,
+    only_ids: bool = False,
 ) -> NoReturn:
     """Run ``body`` to its end and leave with its exit code; the end of every command.
 
-    ``traced``: inside a root span of its own, where telemetry is on.
+    ``traced``: inside a root span of its own, where telemetry is on. ``only_ids``: models are named by their ids in the
+    catalogue, and not by paths.
     """
     code = ExitCode.DONE
     with interrupts.raised():
@@ -42,7 +48,7 @@ def run_command(
             with traced_command(f"weighbridge {name}") if traced else nullcontext():
                 code = asyncio.run(body()) or ExitCode.DONE
         except CallError as failed:
-            print_failure(failed.failure, json_output=json_output)
+            print_failure(failed.failure, json_output=json_output, only_ids=only_ids)
             code = exit_code(failed.failure)
         except CommandError as failed:
             say(str(failed))

@@ -4,21 +4,27 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from weighbridge.pull.errors import PullError, PullReason
-from weighbridge.pull.transfer import sync_folder
+from weighbridge.pull.part import sync_folder
 from weighbridge.pull.wanted import WantedFile
 from weighbridge.sizes import format_size
 
 RECORD_NAME = "weighbridge.json"
 """Written last: a folder without it is not whole."""
 RECORD_FORMAT = "weighbridge.pulled-model/1"
+MAX_RECORD_BYTES = 4 << 20
+"""As much as fit reads of it."""
 WORK_NAME = ".weighbridge-pull"
 """What has come so far; a dot keeps it out of every reader's sight."""
+LOCK_NAME = "lock"
+VERIFIED_NAME = "verified.json"
+LOCK_TRIES = 100
 
 SPARE_BYTES = 512 << 20
 """Left free on the disk: a full one breaks more than a download."""
@@ -26,20 +32,51 @@ SPARE_BYTES = 512 << 20
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[Path]:
-    """The folder for work in progress, with nobody else at it. Raises PullError BUSY, OSError."""
-    import fcntl
+    """The folder for work in progress, with nobody else at it; it goes with the last thing in it.
 
+    Raises PullError BUSY, OSError.
+    """
     work = folder / WORK_NAME
-    work.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _locked(work)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PullError(PullReason.BUSY, "Another pull of this model is at work.") from error
         yield work
     finally:
+        # While it is still locked: whoever waits for it sees that it has gone, and takes a new one.
+        with contextlib.suppress(OSError):
+            if [path.name for path in work.iterdir()] == [LOCK_NAME]:
+                (work / LOCK_NAME).unlink()
+                work.rmdir()
+                folder.rmdir()  # only if nothing else is there
         os.close(descriptor)
+
+
+def _locked(work: Path) -> int:
+    """A descriptor that holds the lock. Raises PullError BUSY, OSError."""
+    import fcntl
+
+    for _ in range(LOCK_TRIES):
+        work.mkdir(parents=True, exist_ok=True)
+        if work.is_symlink():
+            raise PullError(PullReason.NOT_WRITABLE, f"{work} is a link, and work in progress follows none: remove it.")
+        try:
+            descriptor = os.open(work / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # another pull has just removed the folder
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            named = (work / LOCK_NAME).lstat()
+            if os.path.samestat(named, os.fstat(descriptor)):
+                return descriptor
+            os.close(descriptor)
+        except FileNotFoundError:
+            os.close(descriptor)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise PullError(PullReason.BUSY, "Another pull of this model is at work.") from error
+        except OSError:
+            os.close(descriptor)
+            raise
+    raise PullError(PullReason.BUSY, "Other pulls of this model come and go.")
 
 
 def check_room(folder: Path, missing_bytes: int) -> None:
@@ -58,15 +95,43 @@ def check_room(folder: Path, missing_bytes: int) -> None:
 
 def read_record(folder: Path) -> Mapping[str, Any]:
     """What an earlier pull recorded; empty if nothing, or nothing that can be read."""
+    return _read(folder / RECORD_NAME)
+
+
+def read_verified(work: Path) -> Mapping[str, Any]:
+    """What a pull that did not come to its end had verified; empty if nothing."""
+    return _read(work / VERIFIED_NAME)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A record with `files` that are objects, each with a path; empty for all else."""
     try:
-        record = json.loads((folder / RECORD_NAME).read_text("utf-8"))
-    except (OSError, ValueError):
+        status = path.stat()
+        # A pipe of that name would keep us waiting for good.
+        readable = stat.S_ISREG(status.st_mode) and status.st_size <= MAX_RECORD_BYTES
+        record = json.loads(path.read_text("utf-8")) if readable else None
+    except (OSError, ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) and record.get("format") == RECORD_FORMAT else {}
+    if not isinstance(record, dict) or record.get("format") != RECORD_FORMAT:
+        return {}
+    files = record.get("files")
+    entries = files if isinstance(files, list) else []
+    kept = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str)]
+    return {**record, "files": kept}
 
 
-def write_record(folder: Path, record: Mapping[str, Any], files: list[WantedFile]) -> None:
+def write_record(folder: Path, record: Mapping[str, Any], files: Sequence[WantedFile]) -> None:
     """Says that the model is whole, with what each file was when it was verified."""
+    _write(folder / RECORD_NAME, folder, record, files)
+
+
+def write_verified(folder: Path, files: Sequence[WantedFile]) -> None:
+    """Remembers files that are there and verified, so that a pull that goes on need not read or get them again."""
+    _write(folder / WORK_NAME / VERIFIED_NAME, folder, {}, files)
+
+
+def _write(path: Path, folder: Path, record: Mapping[str, Any], files: Sequence[WantedFile]) -> None:
+    """Whole or not at all. Raises OSError."""
     entries = []
     for file in files:
         status = file.target(folder).stat()
@@ -79,13 +144,14 @@ def write_record(folder: Path, record: Mapping[str, Any], files: list[WantedFile
             }
         )
     text = json.dumps({"format": RECORD_FORMAT, **record, "files": entries}, indent=1, ensure_ascii=False)
-    draft = folder / WORK_NAME / RECORD_NAME
-    with draft.open("w", encoding="utf-8") as opened:
+    draft = folder / WORK_NAME / f"{path.name}.draft"
+    draft.unlink(missing_ok=True)
+    with draft.open("x", encoding="utf-8") as opened:
         opened.write(text + "\n")
         opened.flush()
         os.fsync(opened.fileno())
-    draft.replace(folder / RECORD_NAME)
-    sync_folder(folder)
+    draft.replace(path)
+    sync_folder(path.parent)
 
 
 def drop_record(folder: Path) -> None:
@@ -93,10 +159,21 @@ def drop_record(folder: Path) -> None:
     (folder / RECORD_NAME).unlink(missing_ok=True)
 
 
-def clear_work(folder: Path) -> None:
-    """Throws away what was left of the work; what cannot be removed does no harm."""
+def clear_work(work: Path, keep: Iterable[str] = ()) -> None:
+    """Throws away what was left of the work, but for the names in `keep`; what cannot be removed does no harm.
+
+    For whoever holds the lock, which stays.
+    """
+    kept = {LOCK_NAME, *keep}
     with contextlib.suppress(OSError):
-        shutil.rmtree(folder / WORK_NAME)
+        for path in list(work.iterdir()):
+            if path.name in kept:
+                continue
+            with contextlib.suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
 
 def verified_before(folder: Path, record: Mapping[str, Any], file: WantedFile) -> bool:
@@ -106,7 +183,8 @@ def verified_before(folder: Path, record: Mapping[str, Any], file: WantedFile) -
     except OSError:
         return False
     for entry in record.get("files", ()):
-        if isinstance(entry, dict) and entry.get("path") == file.path:
-            same = entry.get("size_bytes") == file.size_bytes == status.st_size and entry.get("sha256") == file.sha256
-            return same and entry.get("modified_ns") == status.st_mtime_ns
+        if entry["path"] == file.path:
+            same = entry.get("size_bytes") == file.size_bytes == status.st_size
+            known = not file.sha256 or entry.get("sha256") == file.sha256
+            return same and known and bool(entry.get("modified_ns") == status.st_mtime_ns)
     return False

@@ -1,7 +1,5 @@
 """One file: what has come so far is kept, what comes is appended, and only what was verified gets its name."""
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,18 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from weighbridge.pull.errors import PullError, PullReason, PullStoppedError
+from weighbridge.pull.errors import PullError, PullReason, PullStoppedError, refused_by_disk
 from weighbridge.pull.http import Answer, InterruptedTransferError
+from weighbridge.pull.part import Part
 from weighbridge.pull.wanted import WantedFile, digest_of
 
 ATTEMPTS = 6
-"""Tries in a row that bring nothing, before it is given up. A try that brings something starts the count again."""
+"""Tries in a row that bring next to nothing, before it is given up."""
+PROGRESS_BYTES = 32 << 10
+"""A try that comes so much further than any before, or to the file's end, starts the count of tries again."""
 LONGEST_WAIT_S = 60.0
 SLOWEST_BYTES_PER_S = 1024
 """A host slower than this for a whole minute is asked again: it has most likely forgotten us."""
 SLOW_WINDOW_S = 60.0
 
-_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRY_AGAIN = frozenset({408, 425, 429})
+"""And everything from 500 on: the host's own trouble."""
 
 
 class Requests(Protocol):
@@ -34,13 +36,32 @@ class Requests(Protocol):
 class Watcher:
     """Who hears of progress, and who may stop it.
 
-    `on_bytes` hears how much of the file is there (it goes back where a host starts over), `on_note` sentences for
-    people; `stopped` is asked between pieces.
+    `on_bytes` hears how much of the file is there (it goes back where a host starts over), `on_verify` how much of it
+    was read to verify it, `on_note` sentences for people; `stopped` is asked between pieces.
     """
 
     on_bytes: Callable[[int], None] = lambda _: None
     on_note: Callable[[str], None] = lambda _: None
     stopped: Callable[[], bool] = lambda: False
+    on_verify: Callable[[int], None] = lambda _: None
+
+    def stop_if_asked(self) -> None:
+        """Raises PullStoppedError."""
+        if self.stopped():
+            raise PullStoppedError
+
+    def verify(self, path: Path, file: WantedFile) -> bool:
+        """Whether what lies at `path` is `file`, by its digest. Raises PullStoppedError, OSError."""
+        read = 0
+
+        def hear(count: int) -> None:
+            nonlocal read
+            self.stop_if_asked()
+            read += count
+            self.on_verify(read)
+
+        self.on_verify(0)
+        return file.is_right(digest_of(path, file, hear))
 
 
 class Transfer:
@@ -66,15 +87,22 @@ class Transfer:
     def bring(self, file: WantedFile, target: Path, watcher: Watcher) -> None:
         """Downloads `file` to `target`, from where an earlier try ended.
 
-        Raises PullError; PullStoppedError when `watcher` stops it. In both cases what has come is kept for the next
-        try, unless it was wrong. OSError for what the disk refuses.
+        Raises PullError, also for what the disk refuses; PullStoppedError when `watcher` stops it. In both cases what
+        has come is kept for the next try, unless it was wrong.
         """
-        part = _Part(self._work, file)
+        try:
+            self._bring(file, target, watcher)
+        except BrokenPipeError:
+            raise  # whoever listened to the progress has gone: not the disk's doing
+        except OSError as error:
+            raise refused_by_disk(error, file.path) from error
+
+    def _bring(self, file: WantedFile, target: Path, watcher: Watcher) -> None:
+        part = Part(self._work, file)
         fresh = not part.size
         while True:
             self._fill(file, part, watcher)
-            hasher = digest_of(part.path, file, lambda _: _stop_if_asked(watcher))
-            if file.is_right(hasher):
+            if watcher.verify(part.path, file):
                 break
             part.discard()
             if fresh:
@@ -88,19 +116,20 @@ class Transfer:
             fresh = True
         part.become(target)
 
-    def _fill(self, file: WantedFile, part: "_Part", watcher: Watcher) -> None:
+    def _fill(self, file: WantedFile, part: Part, watcher: Watcher) -> None:
         """Until as many bytes are there as the file has."""
-        failures = 0
         if part.size > file.size_bytes:
             part.discard()
+        # By the furthest ever reached: a host that starts over each time would else be asked for good.
+        failures, furthest = 0, part.size
         watcher.on_bytes(part.size)
         part.create()
         while part.size < file.size_bytes:
-            _stop_if_asked(watcher)
-            before = part.size
+            watcher.stop_if_asked()
             wait, why = self._once(file, part, watcher)
-            if part.size > before:
-                failures = 0
+            watcher.stop_if_asked()
+            if part.size - furthest >= PROGRESS_BYTES or part.size == file.size_bytes:
+                failures, furthest = 0, part.size
             elif why:
                 failures += 1
             if failures >= ATTEMPTS:
@@ -111,13 +140,15 @@ class Transfer:
                 watcher.on_note(f"{file.path}: {why}; trying again in {pause:.0f} s.")
                 self._sleep(pause)
 
-    def _once(self, file: WantedFile, part: "_Part", watcher: Watcher) -> tuple[float | None, str]:
+    def _once(self, file: WantedFile, part: Part, watcher: Watcher) -> tuple[float | None, str]:
         """One request. Returns how long the host wants to be left alone, and why more is to be done ("": nothing)."""
         offset = part.size
         try:
             with self._requests.get(file.url, offset, part.etag) as answer:
-                if answer.status in _TRY_AGAIN:
+                if answer.status in _TRY_AGAIN or answer.status >= 500:
                     return answer.retry_after_s, f"the host answers {answer.status}"
+                if answer.status == 416 and answer.total_bytes not in (None, file.size_bytes):
+                    raise _wrong_size(file, f"{answer.total_bytes:,}")
                 if answer.status == 416 or (answer.status == 206 and answer.start != offset):
                     part.discard()
                     part.create()
@@ -135,86 +166,21 @@ class Transfer:
             return None, str(interrupted)
         return None, "" if part.size == file.size_bytes else "the connection ended early"
 
-    def _append(self, file: WantedFile, part: "_Part", answer: Answer, watcher: Watcher) -> None:
+    def _append(self, file: WantedFile, part: Part, answer: Answer, watcher: Watcher) -> None:
         window_start, window_size = self._clock(), part.size
-        with part.path.open("ab") as opened:
+        with part.appending() as descriptor:
             for piece in answer.body:
                 if part.size + len(piece) > file.size_bytes:
-                    opened.close()
                     part.discard()
                     raise _wrong_size(file, "more")
-                opened.write(piece)
-                opened.flush()
-                part.size += len(piece)
+                part.append(descriptor, piece)
                 watcher.on_bytes(part.size)
-                _stop_if_asked(watcher)
+                watcher.stop_if_asked()
                 now = self._clock()
                 if now - window_start >= SLOW_WINDOW_S:
                     if part.size - window_size < SLOWEST_BYTES_PER_S * SLOW_WINDOW_S:
                         raise InterruptedTransferError("the host has become too slow")
                     window_start, window_size = now, part.size
-
-
-class _Part:
-    """What has come of one file so far, and the version that it belongs to."""
-
-    def __init__(self, work: Path, file: WantedFile) -> None:
-        # Named by its digest where there is one: what came from one address goes on from another.
-        name = file.sha256 or file.path.replace("/", "%")
-        self.path = work / f"{name}.part"
-        self._version = work / f"{name}.version"
-        self._by_digest = bool(file.sha256)
-        self.etag = ""
-        self.size = self.path.stat().st_size if self.path.is_file() else 0
-        if self.size and not self._by_digest:
-            self.etag = self._read_version()
-            if not self.etag:
-                self.discard()
-
-    def create(self) -> None:
-        """The file, empty if it was not there."""
-        self._version.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
-
-    def remember(self, etag: str) -> None:
-        """Which version comes now. Weak ones do not tell versions apart byte by byte."""
-        if self._by_digest or etag == self.etag:
-            return
-        self.etag = "" if etag.startswith("W/") else etag
-        self._version.write_text(json.dumps({"etag": self.etag}))
-
-    def discard(self) -> None:
-        """Throws it away."""
-        self.path.unlink(missing_ok=True)
-        self._version.unlink(missing_ok=True)
-        self.size, self.etag = 0, ""
-
-    def become(self, target: Path) -> None:
-        """Its own name, once it is certain to be on the disk."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("rb") as opened:
-            os.fsync(opened.fileno())
-        self.path.replace(target)
-        self._version.unlink(missing_ok=True)
-        sync_folder(target.parent)
-
-    def _read_version(self) -> str:
-        try:
-            etag = json.loads(self._version.read_text())["etag"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
-        return etag if isinstance(etag, str) else ""
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes new names in `folder` outlive a power cut, where the system can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse(file: WantedFile, answer: Answer) -> None:
@@ -227,6 +193,9 @@ def _refuse(file: WantedFile, answer: Answer) -> None:
         )
     if answer.status not in (200, 206):
         raise PullError(PullReason.NOT_THERE, f"{file.path}: the host does not have it ({answer.status}).")
+    if answer.encoding:
+        message = f"{file.path}: the host sends it packed ({answer.encoding!r}), though asked for it as it is."
+        raise PullError(PullReason.BAD_ANSWER, message)
     if answer.total_bytes is not None and answer.total_bytes != file.size_bytes:
         raise _wrong_size(file, f"{answer.total_bytes:,}")
 
@@ -236,8 +205,3 @@ def _wrong_size(file: WantedFile, offered: str) -> PullError:
         PullReason.SIZE_MISMATCH,
         f"{file.path}: the catalogue says {file.size_bytes:,} bytes, the host sends {offered}: not the same file.",
     )
-
-
-def _stop_if_asked(watcher: Watcher) -> None:
-    if watcher.stopped():
-        raise PullStoppedError

@@ -2,14 +2,18 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
 from weighbridge.pull.errors import PullError, PullReason
 
 CHUNK_BYTES = 1 << 20
+LONGEST_NAME_BYTES = 255
+"""Of one step of a path, on every usual file system."""
+LONGEST_PATH = 512
 
 _HEX = {64: "sha256", 40: "sha1"}
 
@@ -55,15 +59,16 @@ class Hasher(Protocol):
 def checked(file: WantedFile) -> WantedFile:
     """The file itself. Raises PullError BAD_ENTRY for a path that leads out of the folder or hides in it, and for sizes
     and digests that are none."""
-    path = PurePosixPath(file.path)
-    bad_parts = {"", ".", ".."}
     parts = file.path.split("/")
     if (
-        path.is_absolute()
-        or bad_parts & set(parts)
+        {"", ".", ".."} & set(parts)
         or parts[0].startswith(".")
-        or re.search(r"[\x00-\x1f\\:*?\"<>|]", file.path)
-        or len(file.path) > 512
+        or not file.path.isprintable()
+        or re.search(r"[\\:*?\"<>|]", file.path)
+        # Some systems leave these out in silence, and two names become one.
+        or any(part.endswith((".", " ")) or part.startswith(" ") for part in parts)
+        or any(len(part.encode()) > LONGEST_NAME_BYTES for part in parts)
+        or len(file.path) > LONGEST_PATH
     ):
         raise PullError(PullReason.BAD_ENTRY, f"{file.path[:200]!r} is no path that a model's file can have.")
     if file.size_bytes < 0:
@@ -72,6 +77,27 @@ def checked(file: WantedFile) -> WantedFile:
         if digest and (_HEX.get(len(digest)) != name or not re.fullmatch(r"[0-9a-f]+", digest)):
             raise PullError(PullReason.BAD_ENTRY, f"{file.path[:200]!r} has a digest that is none.")
     return file
+
+
+def distinct(files: Sequence[WantedFile], taken: str) -> None:
+    """Raises PullError BAD_ENTRY unless every path is one of its own, on every file system, and none is `taken`."""
+    names = {_same_name(taken)}
+    for file in files:
+        if (name := _same_name(file.path)) in names:
+            raise PullError(PullReason.BAD_ENTRY, f"{file.path!r} cannot be a file of this model: the name is taken.")
+        names.add(name)
+    for name in names:
+        above = name.rpartition("/")[0]
+        while above:
+            if above in names:
+                message = f"{above[:200]!r} cannot be a file of this model and a folder of it."
+                raise PullError(PullReason.BAD_ENTRY, message)
+            above = above.rpartition("/")[0]
+
+
+def _same_name(path: str) -> str:
+    """The same text for paths that some file system takes for the same: capitals, and letters in parts."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def digest_of(path: Path, file: WantedFile, on_bytes: Callable[[int], None] = lambda _: None) -> "Hasher | None":
