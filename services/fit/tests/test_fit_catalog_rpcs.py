@@ -361,6 +361,31 @@ async def test_a_range_counts_the_context_that_is_asked_for(fit: Any, ledger: Fa
         assert failure.reason == "INVALID_OPTION"
 
 
+async def test_a_range_that_does_not_run_says_what_would_and_by_how_much(fit: Any, ledger: FakeLedger) -> None:
+    async def asked(context: int, size: int) -> pb.PlanModelResponse:
+        request = pb.PlanModelRequest(model=named("ornith-9b-q4"), workload=chat(context, 2), machine=unified(size))
+        made: pb.PlanModelResponse = await fit.PlanModel(request)
+        return made
+
+    long = await asked(262_144, 16 * GIB)
+    assert long.assessment.verdict != requirement_pb2.VERDICT_RUNS
+    sentence = next(words for words in long.assessment.help if words.startswith("A context of "))
+    context = int(sentence.split(" ")[3].replace(",", ""))
+    shorter = await asked(context, 16 * GIB)
+    assert shorter.assessment.verdict == requirement_pb2.VERDICT_RUNS
+    assert (await asked(context + 256, 16 * GIB)).assessment.verdict != requirement_pb2.VERDICT_RUNS
+    saved = (long.requirement.total.high_bytes - shorter.requirement.total.high_bytes) / GIB
+    assert f"saves {saved:.2f} GiB" in sentence
+    # 5.54 GiB of files on a machine of 5: nothing but smaller weights helps.
+    small = await asked(4096, 5 * GIB)
+    assert any("The weights alone are 5.54 GiB" in words and "90%" in words for words in small.assessment.help)
+    # 6.7 GiB do, and the smallest context is too large.
+    between = await asked(4096, round(6.5 * GIB))
+    assert any("No context is small enough" in words and "GiB more" in words for words in between.assessment.help)
+    too_long = pb.PlanModelRequest(model=named("ornith-9b-q4"), workload=chat(262_145, 1), machine=unified(64 * GIB))
+    assert (await refusal(fit.PlanModel(too_long))).reason == "CONTEXT_TOO_LONG"
+
+
 async def test_an_engine_that_the_catalogue_says_is_another_is_refused(fit: Any, ledger: FakeLedger) -> None:
     for request in (
         pb.PlanModelRequest(model=named("sd-1.5"), engine_kind=plan_pb2.ENGINE_KIND_MLX),

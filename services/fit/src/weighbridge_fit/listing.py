@@ -106,8 +106,7 @@ def _fit_of(
                 on_disk=here is not None and here.whole,
             )
     if not has_facts(model) and ranged.can_be_ranged(entry):
-        made_by_range = by_range(ranged.plausible(entry), capacity, entry.catalog_id)
-        return _message(entry, made_by_range, default_chat(), here)
+        return _message(entry, by_range(entry, capacity), default_chat(), here)
     return _message(entry, guess(model.facts, capacity, why), plan_pb2.Workload(), here)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_fit.capacity import Capacity
+from weighbridge_fit.catalog import ranged
+from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.claim import Claim, claim_for
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.families.family import Family
@@ -16,7 +18,8 @@ from weighbridge_fit.observed import ENOUGH, Observed, sharpen
 from weighbridge_fit.plans import unpriced
 from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, PlanError
 from weighbridge_fit.plans.plan import Note, Plan
-from weighbridge_fit.verdict import Assessment, Verdict, judge
+from weighbridge_fit.solve import largest_context
+from weighbridge_fit.verdict import Assessment, Verdict, help_for, judge, shortfall
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +107,37 @@ def _whole_model(facts: WeightFacts) -> Requirement:
     return requirement((Line("weights", Phase.RESIDENT, size, Source.ASSUMED, basis),))
 
 
-def by_range(needed: Requirement, capacity: Capacity, catalog_id: str) -> Guess:
-    """The verdict on a catalogue model of which only the sizes of its files are known.
+def by_range(entry: CatalogEntry, capacity: Capacity, context_tokens: int = 0, slots: int = 0) -> Guess:
+    """The verdict on a catalogue model of which only the sizes of its files are known (`ranged.can_be_ranged`). Zero:
+    the defaults of a chat.
 
     Its low bound is one that no such model stays under, so it can be refused; all else is a range that says so.
     """
+    context, slots = context_tokens or ranged.DEFAULT_CONTEXT, slots or 1
+    needed = ranged.plausible(entry, context, slots)
     assessment = judge(needed, capacity)
+    if assessment.verdict is not Verdict.RUNS:
+        assessment = replace(assessment, help=_help_by_range(entry, capacity, needed, context, slots))
     message = (
-        f"Only the sizes of its files are known until {catalog_id} is on this machine: this is the range that such "
-        f"models need, {format_gib(needed.total.low)} to {format_gib(needed.total.high)}."
+        f"Only the sizes of its files are known until {entry.catalog_id} is on this machine: this is the range that "
+        f"such models need, {format_gib(needed.total.low)} to {format_gib(needed.total.high)}."
     )
     return Guess(needed, assessment, claim_for(needed, capacity, assessment.verdict), Note(PRICED_BY_RANGE, message))
+
+
+def _help_by_range(
+    entry: CatalogEntry, capacity: Capacity, needed: Requirement, context: int, slots: int
+) -> tuple[str, ...]:
+    def at(tokens: int) -> Requirement:
+        return ranged.plausible(entry, tokens, slots)
+
+    smaller = largest_context(lambda tokens: judge(at(tokens), capacity).verdict is Verdict.RUNS, context - 1)
+    least = at(smaller or 1)
+    return help_for(
+        needed,
+        capacity,
+        entry.weight_bytes,
+        smaller,
+        saved_bytes=needed.total.high - least.total.high,
+        missing_bytes=shortfall(least, capacity),
+    )

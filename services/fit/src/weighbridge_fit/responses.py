@@ -22,6 +22,7 @@ from weighbridge_fit.wire.catalog import ENGINE_KINDS
 from weighbridge_fit.wire.machine import capacity_from
 
 MODEL_WONT_RUN = "MODEL_WONT_RUN"
+CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
 
 
 def planned(
@@ -107,7 +108,10 @@ def ranged_or_guessed(
     context, slots = workload.chat.context_tokens, workload.chat.slots
     if not (0 < context <= ranged.MOST_TOKENS and 0 < slots <= ranged.MOST_SLOTS):
         raise invalid_argument("workload.chat", "is no chat that a model could hold", INVALID_OPTION)
-    made = by_range(ranged.plausible(entry, context, slots), ceilings, entry.catalog_id)
+    if entry.max_context_tokens and context > entry.max_context_tokens:
+        described = f"is more than the {entry.max_context_tokens:,} tokens that this model was made for"
+        raise invalid_argument("workload.chat.context_tokens", described, CONTEXT_TOO_LONG)
+    made = by_range(entry, ceilings, context, slots)
     return guessed(model, made, capacity, entry.engine, workload)
 
 
