@@ -1,5 +1,6 @@
 """A repository through the hub's own library, from a small hub on loopback."""
 
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from weighbridge.pull.errors import PullError, PullReason, PullStoppedError
 from weighbridge.pull.http import Http
 from weighbridge.pull.hub import HubRepository
 from weighbridge.pull.pulling import Listener, Order, Pulled, pull
-from weighbridge.pull.transfer import Transfer
+from weighbridge.pull.transfer import ATTEMPTS, Transfer, Watcher
 from weighbridge.pull.wanted import WantedFile
 
 from clients.python.tests.client_broken_host import Handler, Host, running
@@ -191,3 +192,62 @@ def test_names_that_are_no_repository(tmp_path: Path, name: str, revision: str) 
     with pytest.raises(PullError) as caught:
         HubRepository(name, revision, Route(), tmp_path)
     assert caught.value.reason is PullReason.BAD_ENTRY
+
+
+def repository(hub: Hub, work: Path, route: Route | None = None, slept: list[float] | None = None) -> HubRepository:
+    made = HubRepository(
+        "a/b", COMMIT, route or Route(hub.host.address), work, sleep=(slept if slept is not None else []).append
+    )
+    made.files()
+    return made
+
+
+def test_a_hub_that_breaks_off_is_asked_again_and_not_taken_for_one_without_the_file(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library calls a network that fails a file that is not found."""
+    notes: list[str] = []
+    file = WantedFile("model.safetensors", len(WEIGHTS), hashlib.sha256(WEIGHTS).hexdigest())
+    slept = [0.0]
+    made = repository(hub, tmp_path, slept=slept)
+    download, tries = made._library.hf_hub_download, []
+
+    def twice_broken(*arguments, **settings):
+        tries.append(1)
+        if len(tries) < 3:
+            raise made._library.errors.LocalEntryNotFoundError("no network")
+        return download(*arguments, **settings)
+
+    monkeypatch.setattr(made._library, "hf_hub_download", twice_broken)
+    made.bring(file, tmp_path / "m", Watcher(on_note=notes.append))
+    assert (tmp_path / "m").read_bytes() == WEIGHTS
+    assert slept == [0.0, 2.0, 4.0]
+    assert all("Trying again" in note for note in notes)
+    monkeypatch.setattr(
+        made._library,
+        "hf_hub_download",
+        lambda *arguments, **settings: (_ for _ in ()).throw(ConnectionError("still none")),
+    )
+    with pytest.raises(PullError) as caught:
+        made.bring(file, tmp_path / "n", Watcher())
+    assert caught.value.reason is PullReason.UNREACHABLE
+    assert len(slept) == 3 + ATTEMPTS - 1
+
+
+def test_a_full_disk_is_not_taken_for_a_hub_that_does_not_answer(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = repository(hub, tmp_path)
+
+    def full(*arguments, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(made._library, "hf_hub_download", full)
+    with pytest.raises(PullError) as caught:
+        made.bring(WantedFile("config.json", len(CONFIG)), tmp_path / "m", Watcher())
+    assert caught.value.reason is PullReason.DISK_FULL
+
+
+def test_the_library_gets_no_token_for_a_mirror_in_the_clear(tmp_path: Path) -> None:
+    assert HubRepository("a/b", "", Route("http://mirror.example", "secret"), tmp_path)._token is False
+    assert HubRepository("a/b", "", Route("https://mirror.example/hf", "secret"), tmp_path)._token == "secret"
