@@ -17,6 +17,7 @@ from weighbridge_fit.observed import summarise
 from weighbridge_fit.planning import Answer, Guess, by_range, guess
 from weighbridge_fit.plans.plan import Engine, Note
 from weighbridge_fit.requests import INVALID_OPTION
+from weighbridge_fit.verdict import Assessment
 from weighbridge_fit.wire.answer import assessment_message, claim_message, note_messages, requirement_message
 from weighbridge_fit.wire.catalog import ENGINE_KINDS
 from weighbridge_fit.wire.machine import capacity_from
@@ -113,6 +114,12 @@ def ranged_or_guessed(
         raise invalid_argument("workload.chat.context_tokens", described, CONTEXT_TOO_LONG)
     made = by_range(entry, ceilings, context, slots)
     return guessed(model, made, capacity, entry.engine, workload)
+
+
+def nothing_runs(what: str, assessment: Assessment) -> RequestError:
+    """Even the smallest of something does not run: the verdict's sentence on it, and what would help."""
+    sentences = [f"No {what} of this model runs on this machine.", assessment.reason, *assessment.help]
+    return failed_precondition(MODEL_WONT_RUN, " ".join(sentences), {"verdict_reason": assessment.reason_code})
 
 
 def too_large(entry: CatalogEntry, plan: pb.PlanModelResponse) -> RequestError:

@@ -42,7 +42,8 @@ from weighbridge_fit.requests import (
     workload_kind,
 )
 from weighbridge_fit.responses import MODEL_WONT_RUN
-from weighbridge_fit.solving import solve_context, solve_size
+from weighbridge_fit.solve import CONTEXT_STEP
+from weighbridge_fit.solving import smallest_picture, solve_context, solve_size
 from weighbridge_fit.wire.catalog import USES_BACK, entry_message
 from weighbridge_fit.wire.facts import facts_message
 from weighbridge_fit.wire.machine import capacity_from
@@ -140,7 +141,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
             asked = chat.request(workload, request.options)
             largest = await self._pricing.run(partial(solve_context, chat, model, asked, capacity_from(capacity)))
             if not largest:
-                raise failed_precondition(MODEL_WONT_RUN, "No context of this model runs on this machine.")
+                smallest = chat.with_context(asked, min(CONTEXT_STEP, chat.longest_context(model)))
+                raise await self._nothing_runs("context", chat, model, smallest, capacity)
             asked = chat.with_context(asked, largest)
             plan = await self._planned(chat, model, asked, capacity, "", own_machine=what_if(request) is None)
         except PlanError as error:
@@ -160,7 +162,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
             solve = partial(solve_size, images, model, asked, capacity_from(capacity), aspect)
             width, height = await self._pricing.run(solve)
             if not width:
-                raise failed_precondition(MODEL_WONT_RUN, "No size of picture of this model runs on this machine.")
+                smallest = images.with_size(asked, *smallest_picture(images, model, aspect))
+                raise await self._nothing_runs("size of picture", images, model, smallest, capacity)
             asked = images.with_size(asked, width, height)
             plan = await self._planned(images, model, asked, capacity, "", own_machine=what_if(request) is None)
         except PlanError as error:
@@ -270,6 +273,13 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         observed = summarise([item.peak_bytes for item in seen])
         made = await self._pricing.run(partial(answer, family, model, asked, ceilings, observed, plan=plan))
         return responses.planned(family, model, made, capacity, seen)
+
+    async def _nothing_runs(
+        self, what: str, family: Family, model: Model, smallest: Any, capacity: machine_pb2.Capacity
+    ) -> RequestError:
+        """That a solver found nothing, with what stands against the smallest and what would help. Raises PlanError."""
+        made = await self._pricing.run(partial(answer, family, model, smallest, capacity_from(capacity)))
+        return responses.nothing_runs(what, made.assessment)
 
     async def _add_availability(self, response: pb.PlanModelResponse, build: str) -> None:
         """How the response's claim would fare now. Raises RequestError."""

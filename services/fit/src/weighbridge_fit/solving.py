@@ -33,10 +33,20 @@ def solve_size(
     In multiples of what the engine rounds up to, inside what the model renders; the next larger one does not run.
     Raises PlanError for options that cannot be.
     """
-    sizes = picture_sizes(aspect, family.side_step(model), family.side_range(model))
+    sizes = _sizes(family, model, aspect)
 
     def runs(width: int, height: int) -> bool:
         made = family.plan(model, family.with_size(request, width, height), capacity)
         return judge(made.requirement, capacity).verdict is Verdict.RUNS
 
     return largest_picture(runs, sizes)
+
+
+def smallest_picture(family: ImageFamily, model: Model, aspect: tuple[int, int] = (1, 1)) -> tuple[int, int]:
+    """Width and height of the smallest picture at an aspect; the smallest square where there is none at that aspect."""
+    side = family.side_range(model)[0]
+    return next(iter(_sizes(family, model, aspect)), (side, side))
+
+
+def _sizes(family: ImageFamily, model: Model, aspect: tuple[int, int]) -> list[tuple[int, int]]:
+    return picture_sizes(aspect, family.side_step(model), family.side_range(model))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from weighbridge_fit.capacity import Capacity, Pool
 from weighbridge_fit.facts import Role, WeightFormat
 from weighbridge_fit.laws.sd_resident import family_of
-from weighbridge_fit.laws.sd_shapes import BufferOptions
+from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, BufferOptions
 from weighbridge_fit.lines import MAX_BYTES, Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
@@ -118,7 +118,8 @@ def _supported(model: Model, parts: tuple[LoadedPart, ...], architecture: str) -
         message = f"This file is no model of its own: it is the {facts.role.value} of one."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
     main = {part.component for part in parts} & {Component.DIFFUSION_MODEL, WHOLE}
-    language = facts.geometry is not None and facts.geometry.layers and not architecture
+    # A language model's own name for its architecture is not one of these, with tensors or without.
+    language = facts.geometry is not None and facts.geometry.layers and architecture not in ARCHITECTURES
     if not main or language:
         message = "sd-server renders with diffusion models; there is none in these files."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
