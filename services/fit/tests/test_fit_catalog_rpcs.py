@@ -117,6 +117,11 @@ async def test_a_token_of_another_list_is_refused(fit: Any, ledger: FakeLedger) 
         fit.ListFits(pb.ListFitsRequest(page_token=token)),
     ):
         assert (await refusal(call)).reason == "INVALID_PAGE_TOKEN"
+    chosen = pb.ListFitsRequest(catalog_ids=["sd-1.5", "sd-turbo"], page_size=1)
+    chosen.page_token = (await fit.ListFits(chosen)).next_page_token
+    assert [found.catalog_id for found in (await fit.ListFits(chosen)).fits] == ["sd-turbo"]
+    chosen.catalog_ids.append("sdxl-turbo")
+    assert (await refusal(fit.ListFits(chosen))).reason == "INVALID_PAGE_TOKEN"
 
 
 async def test_a_page_goes_on_where_the_last_one_ended_whatever_came_between(

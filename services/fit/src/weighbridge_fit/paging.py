@@ -2,12 +2,19 @@
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Sequence
 
 from weighbridge_proto.errors import invalid_argument
 
 PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 MAX_TOKEN = 1000
+
+
+def list_name(what: str, use: int, ids: Sequence[str] = ()) -> str:
+    """The name of a list with its filters, as tokens carry it: of many ids only a digest."""
+    chosen = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16] if ids else "all"
+    return f"{what} {use} {chosen}"
 
 
 def page_of(ids: Sequence[str], of: str, size: int, token: str) -> tuple[Sequence[str], str]:

@@ -28,7 +28,7 @@ from weighbridge_fit.listing import fit_on
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import summarise
 from weighbridge_fit.off_loop import Threads
-from weighbridge_fit.paging import page_of
+from weighbridge_fit.paging import list_name, page_of
 from weighbridge_fit.planning import answer, guess, too_small
 from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine
@@ -190,7 +190,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         """See the contract."""
         snapshot = await self._shelf.snapshot()
         ids = _of_use(snapshot, request.use, list(snapshot.entries))
-        page, token = page_of(ids, f"models {request.use}", request.page_size, request.page_token)
+        page, token = page_of(ids, list_name("models", request.use), request.page_size, request.page_token)
         entries = [snapshot.entries[catalog_id] for catalog_id in page]
         installed = await self._shelf.look(entries)
         return pb.ListModelsResponse(
@@ -210,7 +210,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         snapshot = await self._shelf.snapshot()
         asked = sorted({entry_of(snapshot, catalog_id).catalog_id for catalog_id in request.catalog_ids})
         ids = _of_use(snapshot, request.use, asked or list(snapshot.entries))
-        page, token = page_of(ids, f"fits {request.use}", request.page_size, request.page_token)
+        page, token = page_of(ids, list_name("fits", request.use, asked), request.page_size, request.page_token)
         capacity = await self._ledger.capacity(what_if(request))
         ceilings = capacity_from(capacity)
         entries = [snapshot.entries[catalog_id] for catalog_id in page]
