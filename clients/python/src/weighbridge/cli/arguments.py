@@ -62,19 +62,22 @@ class PixelsParam(click.ParamType):  # type: ignore[type-arg] # generic from cli
         return int(match[1]), int(match[2])
 
 
-class NumbersParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
-    """``512,1024``: whole numbers with commas between them."""
+class RowsParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``512,1024,768x512``: whole numbers and sizes with commas between them."""
 
     name = "N,N,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         """See click.ParamType."""
         if isinstance(value, tuple):
             return value
-        parts = [part.strip().replace("_", "") for part in str(value).split(",")]
-        if not all(re.fullmatch(r"[1-9]\d{0,11}", part) for part in parts):
-            self.fail(f"{value!r} are no numbers. Write them with commas between them: 4096,8192.", param, ctx)
-        return tuple(int(part) for part in parts)
+        parts = tuple(part.strip().replace("_", "") for part in str(value).split(","))
+        if not all(re.fullmatch(r"[1-9][0-9]{0,11}|[1-9][0-9]{0,4}[xX×][1-9][0-9]{0,4}", part) for part in parts):
+            message = (
+                f"{value!r} are no rows. Write contexts or sizes with commas between them: 4096,8192 or 512,768x512."
+            )
+            self.fail(message, param, ctx)
+        return parts
 
 
 def json_option(command: F) -> F:

@@ -8,7 +8,7 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.cli.arguments import (
     ENGINE_KIND_OF_NAME,
-    NumbersParam,
+    RowsParam,
     chat_workload,
     engine_options,
     image_options,
@@ -54,8 +54,8 @@ def facts(model: str, tensors: bool, json_output: bool) -> None:
 @machine_option
 @click.option("--now", is_flag=True, help="Also say how it stands against what is loaded at this moment.")
 @click.option("--grid", "as_grid", is_flag=True, help="A table over context x slots, or size x precision.")
-@click.option("--rows", type=NumbersParam(), help="Contexts or sides in pixels of the grid, with commas between them.")
-@click.option("--columns", help="Slots or precisions of the grid, with commas between them.")
+@click.option("--rows", type=RowsParam(), help="Contexts, or sizes in pixels, with commas between them.")
+@click.option("--columns", help="Slots, precisions or NAME=VALUE, with commas between them, + joins several.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -78,7 +78,7 @@ def fit(
     machine: machine_pb2.Machine | None,
     now: bool,
     as_grid: bool,
-    rows: tuple[int, ...] | None,
+    rows: tuple[str, ...] | None,
     columns: str | None,
     plot: Path | None,
     json_output: bool,
@@ -128,7 +128,7 @@ def fit(
 async def _grid(
     suite: Suite,
     asked: Ask,
-    rows: tuple[int, ...] | None,
+    rows: tuple[str, ...] | None,
     columns: str | None,
     plot: Path | None,
     json_output: bool,

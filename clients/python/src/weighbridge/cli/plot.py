@@ -5,10 +5,9 @@ from typing import Any
 
 from weighbridge_proto.memory.v1 import requirement_pb2
 
-from weighbridge.cli.grid_table import MARKS
+from weighbridge.cli.grid_table import LEGEND, MARKS, cell_words
 from weighbridge.cli.tables import machine_words
 from weighbridge.grid import Grid
-from weighbridge.sizes import GIB
 
 FORMATS = (".png", ".svg")
 # Told apart by people who do not tell red from green (Okabe and Ito's colours, lightened), and by the marks.
@@ -19,6 +18,11 @@ COLOURS = {
 }
 NO_COLOUR = "#e6e6e6"
 DOTS_PER_INCH = 150
+CELL_INCHES = (1.15, 0.5)
+LETTER_INCHES = 0.085
+"""Width of a letter of the labels, about: columns are as wide as their names."""
+SMALLEST_INCHES = 5.6
+"""Width that the legend takes."""
 
 
 def write_plot(grid: Grid, path: Path) -> None:
@@ -33,29 +37,50 @@ def write_plot(grid: Grid, path: Path) -> None:
     from matplotlib.patches import Rectangle
 
     rows, columns = len(grid.rows), len(grid.columns)
+    names = [column.label.replace("+", "+\n") for column in grid.columns]
+    lines = [line for name in names for line in name.split("\n")]
+    wide = max(CELL_INCHES[0], 0.3 + LETTER_INCHES * max(map(len, lines)))
+    width = max(SMALLEST_INCHES, 2.2 + wide * columns)
     # Ids instead of random names, and text as text: the same grid is the same file, and can be searched.
     with matplotlib.rc_context({"svg.hashsalt": "weighbridge", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(2.2 + 1.15 * columns, 1.5 + 0.5 * rows), layout="constrained")
+        figure = Figure(figsize=(width, 1.9 + CELL_INCHES[1] * rows), layout="constrained")
         axes: Any = figure.add_subplot()
         for row, cells in enumerate(grid.cells):
-            for column, plan in enumerate(cells):
-                verdict = plan.assessment.verdict if plan else requirement_pb2.VERDICT_UNSPECIFIED
-                colour = COLOURS.get(verdict, NO_COLOUR)
+            for column, cell in enumerate(cells):
+                colour = COLOURS.get(cell.verdict, NO_COLOUR) if cell is not None else NO_COLOUR
                 axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
-                label = f"{MARKS.get(verdict, '')} {plan.requirement.total.expected_bytes / GIB:.2f}" if plan else "-"
-                axes.text(column + 0.5, row + 0.5, label.strip(), ha="center", va="center", fontsize=9)
+                axes.text(column + 0.5, row + 0.5, cell_words(cell), ha="center", va="center", fontsize=9)
         axes.set_xlim(0, columns)
         axes.set_ylim(rows, 0)
-        axes.set_xticks([index + 0.5 for index in range(columns)], grid.columns)
-        axes.set_yticks([index + 0.5 for index in range(rows)], [f"{row:,}" for row in grid.rows])
+        axes.set_xticks([index + 0.5 for index in range(columns)], names, parse_math=False)
+        axes.set_yticks([index + 0.5 for index in range(rows)], [row.label for row in grid.rows])
         axes.tick_params(length=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
         axes.set_xlabel(grid.column_name)
         axes.set_ylabel(grid.row_name)
-        axes.set_title(f"{grid.title}, GiB at the peak\non {machine_words(grid.capacity)}", fontsize=10)
-        figure.supxlabel("green: runs   ~ yellow: tight   x red: won't run   grey: unknown, - not possible", fontsize=8)
+        # Names of models are no formulas, and whatever cannot be drawn must not break the drawing.
+        title = "".join(letter if letter.isprintable() else "?" for letter in grid.title[:120])
+        machine = machine_words(grid.capacity)
+        figure.suptitle(f"{title}, GiB at the peak\non {machine}", fontsize=10, parse_math=False)
+        figure.legend(
+            handles=[
+                Rectangle((0, 0), 1, 1, facecolor=colour, label=f"{mark} {word}".strip())
+                for (mark, word), colour in zip(LEGEND, _legend_colours(), strict=True)
+            ],
+            loc="outside lower center",
+            ncols=len(LEGEND),
+            fontsize=8,
+            frameon=False,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
         figure.savefig(path, dpi=DOTS_PER_INCH, format=path.suffix[1:].lower(), metadata=_undated(path))
+
+
+def _legend_colours() -> list[str]:
+    by_mark = {mark: COLOURS.get(verdict, NO_COLOUR) for verdict, mark in MARKS.items()}
+    return [by_mark.get(mark, NO_COLOUR) for mark, _ in LEGEND]
 
 
 def _undated(path: Path) -> dict[str, None] | None:
