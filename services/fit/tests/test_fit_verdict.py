@@ -169,7 +169,16 @@ def test_help_names_a_context_that_runs() -> None:
     assert made.assessment.verdict is not Verdict.RUNS
     words = made.assessment.help[0]
     context = int(words.removeprefix("A context of ").split(" ")[0].replace(",", ""))
-    assert answer(MODEL, MlxRequest(context_tokens=context), capacity).assessment.verdict is Verdict.RUNS
+    shorter = answer(MODEL, MlxRequest(context_tokens=context), capacity)
+    assert shorter.assessment.verdict is Verdict.RUNS
+    saved = (made.requirement.total.high - shorter.requirement.total.high) / GIB
+    assert words == f"A context of {context:,} tokens runs here and saves {saved:.2f} GiB."
+
+
+def test_help_says_how_much_is_missing_where_no_context_is_small_enough() -> None:
+    smallest = answer(MODEL, MlxRequest(context_tokens=1), machine(64 * GIB)).requirement.total.high
+    made = answer(MODEL, MlxRequest(context_tokens=40_960), machine(smallest - GIB // 4))
+    assert any("the smallest needs 0.25 GiB more than there is" in words for words in made.assessment.help)
 
 
 def test_help_for_weights_that_can_never_fit_names_a_quantisation() -> None:
@@ -187,7 +196,9 @@ def test_help_for_weights_far_too_large_does_not_name_a_quantisation_that_nobody
 def test_help_mentions_a_limit_that_is_in_the_way() -> None:
     made = answer(MODEL, MlxRequest(), machine(64 * GIB, limit=GIB))
     assert made.assessment.reason_code == "EXCEEDS_LIMIT"
-    assert any("Your limit is 1.00 GiB" in words and "64.00 GiB" in words for words in made.assessment.help)
+    words = next(words for words in made.assessment.help if words.startswith("Your limit is 1.00 GiB"))
+    assert "64.00 GiB" in words
+    assert f"With a limit of {made.requirement.total.high / GIB:.2f} GiB or more it runs." in words
 
 
 def test_a_machine_that_runs_it_needs_no_help() -> None:

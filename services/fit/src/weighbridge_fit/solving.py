@@ -4,9 +4,13 @@ from typing import Any
 
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.families.family import ChatFamily, ImageFamily
+from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
+from weighbridge_fit.plans.plan import Plan
 from weighbridge_fit.solve import largest_context, largest_picture, picture_sizes
-from weighbridge_fit.verdict import Verdict, judge
+from weighbridge_fit.verdict import Verdict, help_for, judge, shortfall
+
+SMALLEST_CONTEXT = 1
 
 
 def solve_context(family: ChatFamily, model: Model, request: Any, capacity: Capacity, below: int = 0) -> int:
@@ -23,6 +27,27 @@ def solve_context(family: ChatFamily, model: Model, request: Any, capacity: Capa
         return judge(made.requirement, capacity).verdict is Verdict.RUNS
 
     return largest_context(runs, longest)
+
+
+def context_help(
+    family: ChatFamily, model: Model, request: Any, capacity: Capacity, made: Plan, requirement: Requirement
+) -> tuple[int, tuple[str, ...]]:
+    """The largest smaller context that RUNS (0 if none does), and what to say about it: how much it saves, or how much
+    is missing at the smallest. `requirement` is the plan's, sharpened by what was measured.
+
+    Raises PlanError for options that cannot be.
+    """
+    smaller = solve_context(family, model, request, capacity, below=family.context_of(made))
+    least = family.plan(model, family.with_context(request, smaller or SMALLEST_CONTEXT), capacity).requirement
+    said = help_for(
+        requirement,
+        capacity,
+        made.weight_bytes,
+        smaller,
+        saved_bytes=made.requirement.total.high - least.total.high,
+        missing_bytes=shortfall(least, capacity),
+    )
+    return smaller, said
 
 
 def solve_size(

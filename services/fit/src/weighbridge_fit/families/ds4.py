@@ -18,8 +18,8 @@ from weighbridge_fit.plans.ds4.plan import plan
 from weighbridge_fit.plans.ds4.shape import ARCHITECTURES, LONGEST_CONTEXT, architecture_of, has_routed_experts
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
-from weighbridge_fit.solving import solve_context
-from weighbridge_fit.verdict import Verdict, help_for, judge
+from weighbridge_fit.solving import context_help
+from weighbridge_fit.verdict import Verdict, judge
 
 # Options that name companions, by role: they are read before a request is made.
 _FILES = {DRAFTER: "drafter_file", VISION: "vision_file"}
@@ -67,10 +67,8 @@ class Ds4Family:
     ) -> tuple[str, ...]:
         """What would turn a TIGHT or WONT_RUN into RUNS."""
         savings = tuple(self._savings(model, request, capacity, plan))
-        smaller = solve_context(self, model, request, capacity, below=self.context_of(plan))
-        if savings and not smaller:
-            return savings
-        return (*savings, *help_for(requirement, capacity, plan.weight_bytes, smaller))
+        smaller, shorter = context_help(self, model, request, capacity, plan, requirement)
+        return savings if savings and not smaller else (*savings, *shorter)
 
     def _savings(self, model: Model, request: Ds4Request, capacity: Capacity, made: Plan) -> Iterator[str]:
         """Other options under which it runs, and how much each saves at most."""

@@ -13,10 +13,8 @@ from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.generic.options import LONGEST_CONTEXT, GenericRequest, GenericShape
 from weighbridge_fit.plans.generic.plan import plan, priceable
 from weighbridge_fit.plans.plan import Engine, Plan
-from weighbridge_fit.solving import solve_context
-from weighbridge_fit.verdict import help_for, shortfall
+from weighbridge_fit.solving import context_help
 
-SMALLEST_CONTEXT = 1
 # Options of the same message that are for diffusers.
 _FOR_IMAGES = frozenset({"offload", "load_dtype", "tiled_decode"})
 
@@ -62,16 +60,7 @@ class GenericChatFamily:
         self, model: Model, request: GenericRequest, capacity: Capacity, plan: Plan, requirement: Requirement
     ) -> tuple[str, ...]:
         """What would turn a TIGHT or WONT_RUN into RUNS."""
-        smaller = solve_context(self, model, request, capacity, below=self.context_of(plan))
-        at_least = self.plan(model, self.with_context(request, smaller or SMALLEST_CONTEXT), capacity).requirement
-        return help_for(
-            requirement,
-            capacity,
-            plan.weight_bytes,
-            smaller,
-            saved_bytes=requirement.total.high - at_least.total.high,
-            missing_bytes=shortfall(at_least, capacity),
-        )
+        return context_help(self, model, request, capacity, plan, requirement)[1]
 
     def longest_context(self, model: Model) -> int:
         """What the model was made for, in tokens."""

@@ -19,8 +19,8 @@ from weighbridge_fit.plans.mlx.architectures import architecture_of
 from weighbridge_fit.plans.mlx.options import LONGEST_CONTEXT, MlxRequest, MlxShape
 from weighbridge_fit.plans.mlx.plan import memory_limit_bytes, plan
 from weighbridge_fit.plans.plan import Engine, Plan
-from weighbridge_fit.solving import solve_context
-from weighbridge_fit.verdict import Verdict, help_for, judge
+from weighbridge_fit.solving import context_help
+from weighbridge_fit.verdict import Verdict, judge
 
 
 def compute_device(capacity: Capacity) -> ComputeDevice:
@@ -80,9 +80,8 @@ class MlxFamily:
         self, model: Model, request: MlxRequest, capacity: Capacity, plan: Plan, requirement: Requirement
     ) -> tuple[str, ...]:
         """What would turn a TIGHT or WONT_RUN into RUNS."""
-        smaller = solve_context(self, model, request, capacity, below=self.context_of(plan))
-        savings = self._savings(model, request, capacity, plan)
-        return (*help_for(requirement, capacity, plan.weight_bytes, smaller), *savings)
+        _, shorter = context_help(self, model, request, capacity, plan, requirement)
+        return (*shorter, *self._savings(model, request, capacity, plan))
 
     def _savings(self, model: Model, request: MlxRequest, capacity: Capacity, made: Plan) -> Iterator[str]:
         """Other options under which it runs, and how much each saves at most."""
