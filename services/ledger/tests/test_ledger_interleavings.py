@@ -13,7 +13,7 @@ import pytest
 from weighbridge_ledger.book.core import digest_of
 from weighbridge_ledger.machine.interpret import interpret
 from weighbridge_ledger.machine.model import Source
-from weighbridge_ledger.machine.readings import from_json
+from weighbridge_ledger.machine.recorded import from_json
 from weighbridge_ledger.service import machine_desk, messages, sweep
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2

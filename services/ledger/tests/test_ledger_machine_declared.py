@@ -7,12 +7,13 @@ from weighbridge_ledger.machine.declared import MachineSpecError, load_declared,
 from weighbridge_ledger.machine.model import GIB, Pool, Source
 from weighbridge_ledger.machine.readings import (
     CgroupLevel,
+    CrashReport,
     DeviceReading,
+    DrmReading,
     Readings,
-    ReadingsError,
-    from_json,
-    to_json,
+    TemperatureReading,
 )
+from weighbridge_ledger.machine.recorded import ReadingsError, from_json, to_json
 
 RECORDED = Path(__file__).parent / "machine_readings"
 
@@ -102,6 +103,11 @@ def test_the_setting_takes_a_spec_too() -> None:
             '{"format": "weighbridge.machine-readings/1", "platform": "linux", "cgroups": [{"version": 3}]}',
             "cgroups[0].version must be 1 or 2",
         ),
+        (
+            '{"format": "weighbridge.machine-readings/1", "platform": "linux", "devices": [{"device_id": "a", "name": "A", '
+            '"temperatures": [{"sensor": "gpu", "celsius": NaN}]}]}',
+            "devices[0].temperatures[0].celsius must be a number",
+        ),
         ("x" * (2**20 + 1), "too large"),
     ],
 )
@@ -130,10 +136,16 @@ def test_readings_survive_being_recorded() -> None:
         ram_available_bytes=0,
         devices=(
             DeviceReading("a", "A", 1, 0, 1, False, 1, ((7, None), (8, 9))),
-            DeviceReading("b", "B", processes=()),
+            DeviceReading(
+                "b", "B", processes=(), temperatures=(TemperatureReading("gpu", 61, 93.5),), slowdown_reasons=0
+            ),
         ),
         unified=False,
+        processor="arm64",
         failures=("one",),
+        drm=(DrmReading("card0", "amdgpu", "0000:03:00.0", "P", False, {"vendor": "0x1002\n"}), DrmReading("card1")),
+        board="nvidia,tegra234",
+        crash_reports=(CrashReport("x.panic", 1.5, "panic(cpu 1)"),),
     )
     assert from_json(to_json(readings)) == readings
 

@@ -8,7 +8,8 @@ from weighbridge_ledger.machine.ceilings import host_share
 from weighbridge_ledger.machine.device_kind import DeviceKind, kind_by_name
 from weighbridge_ledger.machine.interpret import UnreadableMachineError, interpret
 from weighbridge_ledger.machine.model import GIB, Interpretation, Pool, Source
-from weighbridge_ledger.machine.readings import CgroupLevel, DeviceReading, Readings, from_json
+from weighbridge_ledger.machine.readings import CgroupLevel, DeviceReading, Readings
+from weighbridge_ledger.machine.recorded import from_json
 
 RECORDED = Path(__file__).parent / "machine_readings"
 MIB = 2**20

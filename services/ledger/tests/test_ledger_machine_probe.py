@@ -17,7 +17,8 @@ from weighbridge_ledger.machine.probe import MachineProbe, ThisMachine, open_pro
 from weighbridge_ledger.machine.probe_darwin import read_sysctl, read_vm_stat, run_command
 from weighbridge_ledger.machine.probe_linux import find_directories, read_cgroups, read_meminfo
 from weighbridge_ledger.machine.probe_nvml import NvmlSession
-from weighbridge_ledger.machine.readings import DeviceReading, Readings, from_json, to_json
+from weighbridge_ledger.machine.readings import DeviceReading, Readings
+from weighbridge_ledger.machine.recorded import from_json, to_json
 
 V2_MOUNT = "34 25 0:29 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNT = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"

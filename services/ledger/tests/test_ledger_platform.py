@@ -8,7 +8,7 @@ from weighbridge_ledger.machine import messages
 from weighbridge_ledger.machine.interpret import interpret
 from weighbridge_ledger.machine.model import Source
 from weighbridge_ledger.machine.probe import ThisMachine
-from weighbridge_ledger.machine.readings import from_json, to_json
+from weighbridge_ledger.machine.recorded import from_json, to_json
 from weighbridge_proto.memory.v1 import machine_pb2
 
 RECORDED = Path(__file__).parent / "machine_readings"

@@ -17,7 +17,7 @@ from weighbridge_ledger.machine.model import (
     Source,
     in_gib,
 )
-from weighbridge_ledger.machine.readings import ReadingsError, from_json
+from weighbridge_ledger.machine.recorded import ReadingsError, from_json
 
 EXAMPLES = "unified:64, discrete:64+24+24 or cpu:32 (GiB), or the path of a file of recorded readings"
 

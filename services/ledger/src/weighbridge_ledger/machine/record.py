@@ -3,7 +3,7 @@
 import sys
 
 from weighbridge_ledger.machine.probe import ThisMachine
-from weighbridge_ledger.machine.readings import to_json
+from weighbridge_ledger.machine.recorded import to_json
 
 if __name__ == "__main__":
     sys.stdout.write(to_json(ThisMachine().read()))
