@@ -1,12 +1,10 @@
 """Watch: numbered, resumable, bounded."""
 
-import asyncio
-
 import grpc
 import pytest
 from weighbridge_ledger.book import Event, EventKind
-from weighbridge_ledger.service.watch import RING_EVENTS, WATCHER_BEHIND, WatchHub
-from weighbridge_proto.errors import RequestError
+from weighbridge_ledger.service.watch import RING_EVENTS, WatchHub
+from weighbridge_proto.errors import RequestError, RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
@@ -59,16 +57,96 @@ async def test_old_revisions_are_compacted() -> None:
     assert (await anext(watched.watch("e", 5))).revision == 6
 
 
-async def test_a_watcher_that_does_not_keep_up_is_dropped_and_can_resume() -> None:
+async def test_a_watcher_that_does_not_keep_up_is_dropped_and_begins_anew() -> None:
     watched = hub()
     slow = watched.watch("", 0)
     assert (await anext(slow)).HasField("snapshot")
-    reading = asyncio.ensure_future(anext(slow))
-    await asyncio.sleep(0)
-    watched.on_events([EVENT] * (WATCHER_BEHIND + 10))
-    last = (await reading).revision
+    watched.on_events([EVENT] * 3)
+    assert (await anext(slow)).revision == 1
+    # Exactly as far behind as the ring reaches: it still gets everything.
+    watched.on_events([EVENT] * (RING_EVENTS - 2))
+    assert (await anext(slow)).revision == 2
+    watched.on_events([EVENT] * 2)
     with pytest.raises(RequestError) as error:
-        while True:
-            last = (await anext(slow)).revision
-    assert error.value.failure.reason == "WATCHER_TOO_SLOW"
-    assert (await anext(watched.watch("e", last))).revision == last + 1
+        await anext(slow)
+    failure = error.value.failure
+    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WATCHER_TOO_SLOW")
+    assert failure.metadata["revision"] == "2"
+    again = await anext(watched.watch("", 0))
+    assert (again.HasField("snapshot"), again.revision) == (True, RING_EVENTS + 3)
+
+
+async def test_watchers_share_one_message_for_each_change_however_many_and_slow_they_are() -> None:
+    rendered: list[int] = []
+
+    def render(event: Event, revision: int) -> pb.WatchResponse:
+        rendered.append(revision)
+        return pb.WatchResponse(revision=revision)
+
+    watched = WatchHub("e", render, pb.WatchSnapshot, lambda: 0.0)
+    slow = [watched.watch("", 0) for _ in range(50)]
+    for watch in slow:
+        await anext(watch)
+    watched.on_events([EVENT] * 2 * RING_EVENTS)
+    fast = watched.watch("e", 2 * RING_EVENTS - 1)
+    assert (await anext(fast)).revision == 2 * RING_EVENTS
+    assert rendered == list(range(1, 2 * RING_EVENTS + 1))
+    # What is kept for 50 watchers that have read nothing is the ring.
+    assert sum(change.message is not None for change in watched._ring) == len(watched._ring) == RING_EVENTS
+
+
+async def test_changes_made_before_anybody_watched_are_rendered_once_for_all_who_resume() -> None:
+    rendered: list[int] = []
+
+    def render(event: Event, revision: int) -> pb.WatchResponse:
+        rendered.append(revision)
+        return pb.WatchResponse(revision=revision)
+
+    watched = WatchHub("e", render, pb.WatchSnapshot, lambda: 0.0)
+    watched.on_events([EVENT] * 3)
+    assert rendered == []
+    for _ in range(2):
+        resumed = watched.watch("e", 1)
+        assert [(await anext(resumed)).revision for _ in range(2)] == [2, 3]
+    assert rendered == [2, 3]
+
+
+async def test_a_caller_that_reads_nothing_is_dropped_over_a_real_channel(ledger) -> None:
+    """The transport holds what fits its windows; beyond that the ledger neither waits nor remembers."""
+    call = ledger.stub.Watch(pb.WatchRequest())
+    first = await call.read()
+    events = [Event(EventKind.CEILINGS_CHANGED, 0.0)] * RING_EVENTS
+    hub = ledger.servicer._watch
+    last = first
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        # Each round the ledger makes a whole ring of changes and the caller reads one of them.
+        for _ in range(1000):
+            hub.on_events(events)
+            last = await call.read()
+        pytest.fail("never dropped")
+    failure = RpcFailure.from_rpc_error(error.value)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WATCHER_TOO_SLOW")
+    assert int(failure.metadata["revision"]) >= last.revision
+    assert len(hub._ring) == RING_EVENTS
+    assert not hub._watchers
+
+
+async def test_who_looks_sees_what_a_queued_claim_waits_for_and_a_change_does_not_tell_it(ledger) -> None:
+    holder, _ = await ledger.active(20)
+    watch = ledger.stub.Watch(pb.WatchRequest())
+    await watch.read()
+    waiting = [ledger.admit(10, 2), ledger.admit(10, 3)]
+    for call in waiting:
+        assert (await call.read()).HasField("queued")
+    _, first, second = await ledger.leases()
+    assert [first.queue_position, second.queue_position] == [1, 2]
+    # 20 + 10 of 24 GiB: 6 are missing.
+    assert [(reason.code, reason.missing_bytes) for reason in first.wait_reasons] == [("BYTES_HELD", 6 * 2**30)]
+    assert list(first.wait_reasons[0].lease_ids) == [holder]
+    assert not (await watch.read()).lease.wait_reasons
+    snapshot = (await ledger.stub.Watch(pb.WatchRequest()).read()).snapshot
+    assert [len(lease.wait_reasons) for lease in snapshot.leases] == [0, 1, 1]
+    one = (await ledger.stub.GetLease(pb.GetLeaseRequest(lease_id=second.lease_id))).lease
+    assert one.wait_reasons == second.wait_reasons
+    for call in (*waiting, watch):
+        call.cancel()

@@ -203,8 +203,10 @@ def charge_message(charge: Charge) -> requirement_pb2.Charge:
     )
 
 
-def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
-    """A lease with what is known about it just now. Its secret is not among that."""
+def lease_message(
+    view: LeaseView, now: Moment, node_id: str, wait_reasons: Iterable[WaitReason] = ()
+) -> "LeaseMessage":
+    """A lease with what is known about it just now, and what it waits for. Its secret is not among that."""
     lease, purpose = view.lease, view.lease.purpose
     expires = view.deadline if lease.state.charged else None
     return lease_pb2.Lease(
@@ -243,6 +245,7 @@ def lease_message(view: LeaseView, now: Moment, node_id: str) -> "LeaseMessage":
         connected=view.connected,
         node_id=node_id,
         request_id=lease.request_id,
+        wait_reasons=[reason_message(reason) for reason in wait_reasons],
     )
 
 

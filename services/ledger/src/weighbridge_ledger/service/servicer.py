@@ -254,7 +254,9 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         return self._view_message(LeaseView(lease) if view is None else view)
 
     def _view_message(self, view: LeaseView) -> lease_pb2.Lease:
-        return messages.lease_message(view, self._keeper.clock(), self._node_id)
+        waiting = self._keeper.book.waiting_for(view.lease.lease_id) if view.queue_position else None
+        reasons = () if waiting is None else waiting[2]
+        return messages.lease_message(view, self._keeper.clock(), self._node_id, reasons)
 
     def _capacity(self) -> "CapacityMessage":
         return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision)

@@ -1,8 +1,13 @@
-"""Every change in order, for those who watch: a bounded ring, resumable by (epoch, revision)."""
+"""Every change in order, for those who watch: a bounded ring, resumable by (epoch, revision).
+
+A watcher is a place in the ring and no queue of its own. However many watch, and however slowly, the ledger keeps the
+ring and nothing else: 512 watchers with a queue of 1024 messages each would be half a million.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 
 import grpc
 from weighbridge_proto.errors import RequestError
@@ -12,15 +17,18 @@ from weighbridge_ledger.book import Event
 from weighbridge_ledger.service import failures
 
 RING_EVENTS = 4096
-"""Changes that can be resumed from. At ten changes a second, seven minutes of absence."""
-
-WATCHER_BEHIND = 1024
-"""Changes that one watcher may be behind before it is dropped: memory is bounded, and it can resume from the ring."""
-
-_STOP = object()
+"""Changes that can be resumed from, and that one watcher may be behind before it is dropped. At ten changes a second,
+seven minutes of absence."""
 
 Render = Callable[[Event, int], pb.WatchResponse]
 Snapshot = Callable[[], pb.WatchSnapshot]
+
+
+@dataclass(slots=True)
+class _Change:
+    event: Event
+    message: pb.WatchResponse | None = None
+    """Made once for all watchers, when the first one needs it."""
 
 
 class WatchHub:
@@ -38,20 +46,23 @@ class WatchHub:
         self._render = render
         self._snapshot = snapshot
         self._now = now
-        self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
-        self._watchers: set[_Watcher] = set()
+        self._ring: deque[_Change] = deque(maxlen=RING_EVENTS)
+        self._watchers: set[asyncio.Event] = set()
+        """One for each watcher: set when there may be something for it."""
         self._stopping = False
         self.revision = 0
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Number events and hand them out. O(1) for each while nobody watches: messages are made for watchers only."""
+        """Number events and wake watchers. O(1) for each while nobody watches: messages are made for watchers only."""
         for event in events:
             self.revision += 1
-            self._ring.append(event)
+            change = _Change(event)
+            self._ring.append(change)
             if self._watchers:
-                message = self._render(event, self.revision)
-                for watcher in list(self._watchers):
-                    watcher.offer(message)
+                # Now, and not when a watcher comes to it: a capacity is shown as it is after its change.
+                change.message = self._render(event, self.revision)
+        for watcher in self._watchers:
+            watcher.set()
 
     async def watch(self, epoch: str, revision: int) -> AsyncGenerator[pb.WatchResponse, None]:
         """The changes after `revision` of `epoch`; without an epoch a snapshot and the changes after it.
@@ -59,63 +70,65 @@ class WatchHub:
         Raises:
             RequestError: REVISION_COMPACTED, WATCHER_TOO_SLOW, LEDGER_STOPPING.
         """
-        backlog = self._backlog(epoch, revision)
-        watcher = _Watcher()
-        self._watchers.add(watcher)
+        if self._stopping:
+            raise failures.stopping()
+        if epoch:
+            self._check_kept(epoch, revision)
+        woken = asyncio.Event()
+        self._watchers.add(woken)
         try:
-            for message in backlog:
-                yield message
+            if not epoch:
+                # In one step, so that no change is missing between the snapshot and what follows it.
+                revision = self.revision
+                yield self._first()
             while True:
-                item = await watcher.queue.get()
-                if item is _STOP:
+                while revision < self.revision:
+                    message = self._message_after(revision)
+                    revision += 1
+                    yield message
+                if self._stopping:
                     raise failures.stopping()
-                assert isinstance(item, pb.WatchResponse)
-                yield item
-                if watcher.dropped and watcher.queue.empty():
-                    raise RequestError(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        "WATCHER_TOO_SLOW",
-                        f"The watcher fell more than {WATCHER_BEHIND} changes behind. Watch again from the last "
-                        "revision that arrived.",
-                    )
+                woken.clear()
+                await woken.wait()
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.discard(woken)
 
     def stop(self) -> None:
         """End every watch: the ledger is stopping."""
         self._stopping = True
         for watcher in self._watchers:
-            watcher.queue.put_nowait(_STOP)
+            watcher.set()
 
-    def _backlog(self, epoch: str, revision: int) -> list[pb.WatchResponse]:
-        if self._stopping:
-            raise failures.stopping()
-        if not epoch:
-            first = pb.WatchResponse(epoch=self._epoch, revision=self.revision, snapshot=self._snapshot())
-            first.event_time.FromNanoseconds(int(self._now() * 1e9))
-            return [first]
-        oldest = self.revision - len(self._ring)
-        if epoch != self._epoch or not oldest <= revision <= self.revision:
+    @property
+    def _oldest(self) -> int:
+        """The least revision after which everything is kept."""
+        return self.revision - len(self._ring)
+
+    def _first(self) -> pb.WatchResponse:
+        first = pb.WatchResponse(epoch=self._epoch, revision=self.revision, snapshot=self._snapshot())
+        first.event_time.FromNanoseconds(int(self._now() * 1e9))
+        return first
+
+    def _message_after(self, revision: int) -> pb.WatchResponse:
+        if revision < self._oldest:
+            raise RequestError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "WATCHER_TOO_SLOW",
+                f"The watcher fell more than {RING_EVENTS} changes behind, and the next one for it is no longer kept. "
+                "Watch again from a snapshot.",
+                metadata={"epoch": self._epoch, "oldest_revision": self._oldest, "revision": revision},
+            )
+        change = self._ring[revision - self._oldest]
+        if change.message is None:
+            change.message = self._render(change.event, revision + 1)
+        return change.message
+
+    def _check_kept(self, epoch: str, revision: int) -> None:
+        if epoch != self._epoch or not self._oldest <= revision <= self.revision:
             raise RequestError(
                 grpc.StatusCode.OUT_OF_RANGE,
                 "REVISION_COMPACTED",
                 "The changes after that point are no longer kept, or it belongs to an earlier run of the ledger. Watch "
                 "again from a snapshot.",
-                metadata={"epoch": self._epoch, "oldest_revision": oldest, "revision": self.revision},
+                metadata={"epoch": self._epoch, "oldest_revision": self._oldest, "revision": self.revision},
             )
-        missed = list(self._ring)[revision - oldest :]
-        return [self._render(event, revision + 1 + index) for index, event in enumerate(missed)]
-
-
-class _Watcher:
-    def __init__(self) -> None:
-        # One more than offered, so that the stop always has room.
-        self.queue: asyncio.Queue[object] = asyncio.Queue(WATCHER_BEHIND + 1)
-        self.dropped = False
-
-    def offer(self, message: pb.WatchResponse) -> None:
-        if not self.dropped:
-            if self.queue.qsize() >= WATCHER_BEHIND:
-                self.dropped = True
-            else:
-                self.queue.put_nowait(message)
