@@ -155,6 +155,116 @@ def test_doctor_notices_files_that_are_others(folders: Path) -> None:
     assert check()["next_step"] == "weighbridge pull mine"
 
 
+def test_one_file_of_a_folder_of_many_is_pinned_by_itself(folders: Path) -> None:
+    """What is pinned from it is what a pull of that one file leaves on disk."""
+    folder = folders / "many"
+    folder.mkdir()
+    for name in ("a.safetensors", "b.safetensors"):
+        safetensors(folder / name, {"model.layers.0.mlp.up_proj.weight": ("BF16", [128, 64], 16_384)})
+    manifest = folders / "catalog" / "one.json"
+    result = run("pin", str(folder / "b.safetensors"), "--into", str(manifest), "--repository", "me/one", "--digests")
+    assert result.exit_code == 0, result.output
+    pinned = json.loads(manifest.read_text())
+    assert [file["path"] for file in pinned["files"]] == ["b.safetensors"]
+    here = folders / "pulled" / "one"
+    here.mkdir()
+    shutil.copy(folder / "b.safetensors", here)
+    checks = json.loads(run("doctor", "--json").stdout)["checks"]
+    assert next(entry for entry in checks if entry["name"] == "model one")["detail"] == "here, as its manifest says"
+    other = run("pin", str(folder / "a.safetensors"), "--into", str(manifest))
+    assert other.exit_code == 1
+    assert "not those of its files" in other.stderr
+
+
+def test_companions_are_pinned_beside_their_files(folders: Path) -> None:
+    """A drafter is a model of its own: its facts stand beside its file, the model's beside the model."""
+    folder = folders / "pair"
+    folder.mkdir()
+    main_file = safetensors(folder / "main.safetensors", {"model.layers.0.mlp.up_proj.weight": ("BF16", [8, 8], 128)})
+    drafter = safetensors(folder / "draft.safetensors", {"model.layers.0.mlp.up_proj.weight": ("F32", [8, 8], 256)})
+    path = folders / "catalog" / "pair.json"
+    files = [
+        {"path": file.name, "component": component, "size_bytes": file.stat().st_size}
+        for file, component in ((main_file, "model"), (drafter, "drafter"))
+    ]
+    notes = {"path": "notes.txt", "component": "", "size_bytes": 1}
+    manifest = {
+        "format": "weighbridge.model/1", "id": "pair", "version": "1.0.0", "name": "P", "use": "chat", "engine": "ds4",
+        "license": "MIT", "repository": {"name": "me/pair"}, "files": [*files, notes],
+    }  # fmt: skip
+    path.write_text(json.dumps(manifest))
+    result = run("pin", str(folder), "--into", str(path), "--digests")
+    assert result.exit_code == 0, result.output
+    pinned = json.loads(path.read_text())
+    assert pinned["facts"]["facts"]["tensor_bytes"] == "128"
+    assert [file.get("facts", {}).get("facts", {}).get("tensor_bytes") for file in pinned["files"]] == [
+        None,
+        "256",
+        None,
+    ]
+    assert ["sha256" in file for file in pinned["files"]] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (None, "no weight files"),
+        ({}, "no weight files"),
+        ([7, {"component": ""}], "no weight files"),
+        ([{"component": "model"}], '"path"'),
+        ([{"component": "model", "path": 7}], '"path"'),
+        ([{"component": "model", "path": "nowhere.safetensors"}], "is not there"),
+        ([{"component": "model", "path": "model.safetensors", "size_bytes": "x"}], "not the same file"),
+        ([{"component": "model", "path": "../model/model.safetensors", "size_bytes": 0}], "not the same file"),
+    ],
+)
+def test_a_manifest_with_absurd_files_says_what_is_wrong(folders: Path, files: object, said: str) -> None:
+    path = folders / "catalog" / "absurd.json"
+    text = json.dumps({"format": "weighbridge.model/1", "files": files})
+    path.write_text(text)
+    result = run("pin", str(folders / "model"), "--into", str(path), "--digests")
+    assert result.exit_code == 1
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("My_Model.json", ("--repository", "a/b"), "is no id"),
+        (f"{'x' * 65}.json", ("--repository", "a/b"), "is no id"),
+        ("new.json", ("--repository", "a/b/c"), "--repository"),
+        ("new.json", ("--repository", "a/b", "--license", "do what (you) want"), "SPDX"),
+    ],
+)
+def test_a_manifest_that_the_catalogue_would_leave_out_is_not_made(
+    folders: Path, name: str, arguments: tuple[str, ...], said: str
+) -> None:
+    result = run("pin", str(folders / "model"), "--into", str(folders / "catalog" / name), *arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert not list((folders / "catalog").iterdir())
+
+
+def test_a_link_to_a_manifest_stays_one_and_its_mode_too(folders: Path) -> None:
+    assert pin(folders).exit_code == 0
+    real, link = folders / "mine-in-git.json", folders / "catalog" / "mine.json"
+    link.rename(real)
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert pin(folders, "--digests").exit_code == 0
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["files"][0]["sha256"]
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
+def test_facts_that_no_catalogue_would_read_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weighbridge.pinning.MAX_MANIFEST_BYTES", 1 << 20)
+    with pytest.raises(PinError, match="larger than 1 MiB"):
+        write_json(tmp_path / "x.json", {"a": "b" * (1 << 20)})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

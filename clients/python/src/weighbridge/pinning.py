@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import shutil
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ _ENGINES = {
     plan_pb2.ENGINE_KIND_DS4: ("chat", "ds4"),
     plan_pb2.ENGINE_KIND_GENERIC: ("chat", "generic"),
 }
+
+# As the published schema has them: what it refuses would be left out of the catalogue later, by then a riddle.
+_ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,62}[a-z0-9])?")
+_LICENSE = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+_MAIN = frozenset({"model", "diffusion_model"})
+"""Components that are the model itself."""
 
 Describe = Callable[[Path], Awaitable[weights_pb2.WeightFacts]]
 """The facts of a file or folder with every tensor."""
@@ -44,33 +53,75 @@ def part_of(facts: weights_pb2.WeightFacts) -> dict[str, Any]:
     return {"version": PART_VERSION, "facts": MessageToDict(facts, preserving_proto_field_name=True)}
 
 
-async def pin_into(manifest: dict[str, Any], folder: Path, describe: Describe) -> list[str]:
-    """Puts the facts of the files in `folder` into a manifest; returns what was pinned, in words.
+async def pin_into(manifest: dict[str, Any], model: Path, describe: Describe) -> list[str]:
+    """Puts the facts of the files in `model`, a folder or the one file meant in it, into a manifest; returns what was
+    pinned, in words.
 
-    A manifest of parts (sd-server's) has the facts of each part beside it, any other one those of all files together.
-    Raises PinError.
+    A manifest of parts (sd-server's, or companions such as a drafter) has the facts of each part beside it, any other
+    one those of all files together. Raises PinError.
     """
-    files = [file for file in manifest.get("files", []) if isinstance(file, dict) and file.get("component")]
-    if not files:
-        raise PinError("The manifest lists no weight files.")
-    for file in files:
-        path = folder / str(file.get("path", ""))
+    folder = folder_of(model)
+    parts, together = _to_pin(manifest)
+    for file in [*parts, *together]:
+        path = folder / file["path"]
         if not path.is_file():
             raise PinError(f"{path} is not there, and the manifest lists it.")
         if (size := path.stat().st_size) != file.get("size_bytes"):
             raise PinError(
                 f"{path} has {size:,} bytes, the manifest says {file.get('size_bytes')!r}: not the same file."
             )
-    if not manifest.get("weights_kind"):
-        facts = await describe(folder)
-        manifest["facts"] = part_of(facts)
-        return [f"{facts.tensor_count:,} tensors of {facts.name}"]
     pinned = []
-    for file in files:
+    if together:
+        listed = {file["path"] for file in together}
+        # Beside companions a folder is no model by itself; the first file of several says where the others are.
+        facts = await describe(folder / min(listed) if parts else model)
+        described = {file.name for file in facts.files}
+        if described != listed:
+            raise PinError(
+                f"{model} holds {_few(described)}, and the manifest lists {_few(listed)}: these facts are not those of "
+                "its files."
+            )
+        manifest["facts"] = part_of(facts)
+        pinned.append(f"{facts.tensor_count:,} tensors of {facts.name}")
+    for file in parts:
         facts = await describe(folder / file["path"])
         file["facts"] = part_of(facts)
         pinned.append(f"{facts.tensor_count:,} tensors of {file['path']}")
     return pinned
+
+
+def _to_pin(manifest: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The weight files whose facts stand beside each of them, and those that have theirs together. Raises PinError."""
+    files = weight_files(manifest)
+    if manifest.get("weights_kind"):
+        return files, []
+    if manifest.get("engine") == "generic":
+        return [], files  # a pipeline's folders are one tree
+    together = [file for file in files if file["component"] in _MAIN]
+    return [file for file in files if file["component"] not in _MAIN], together
+
+
+def weight_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The files of a manifest that hold weights. Raises PinError: none, or not written as files are."""
+    files = manifest.get("files")
+    listed = files if isinstance(files, list) else []
+    weights = [file for file in listed if isinstance(file, dict) and file.get("component")]
+    if not weights:
+        raise PinError("The manifest lists no weight files.")
+    for file in weights:
+        if not isinstance(file.get("path"), str) or not file["path"]:
+            raise PinError('The manifest has a file without a "path".')
+    return weights
+
+
+def folder_of(model: Path) -> Path:
+    """The folder that a manifest's paths are relative to."""
+    return model if model.is_dir() else model.parent
+
+
+def _few(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "no files"
 
 
 def new_manifest(
@@ -87,13 +138,20 @@ def new_manifest(
 
     Raises PinError for what a manifest cannot say by itself: where images render well, which parts go together.
     """
+    if not _ID.fullmatch(catalog_id):
+        raise PinError(
+            f"{catalog_id!r} is no id: a manifest is named by lower-case letters, digits, dots and dashes, 64 at most, "
+            "and .json."
+        )
+    if not _LICENSE.fullmatch(license_name):
+        raise PinError(f"{license_name!r} is no SPDX licence: write such as Apache-2.0, or LicenseRef-its-name.")
+    if not _REPOSITORY.fullmatch(repository):
+        raise PinError("A new manifest needs to say where its files come from: add --repository OWNER/NAME.")
     if engine not in _ENGINES or facts.format == weights_pb2.WEIGHT_FORMAT_DIFFUSERS:
         raise PinError(
             "A manifest of an image or video model says more than its files do (sizes it renders well, parts that go "
             "together). Write it first, then pin facts into it."
         )
-    if not repository:
-        raise PinError("A new manifest needs to say where its files come from: add --repository OWNER/NAME.")
     use, engine_name = _ENGINES[engine]  # type: ignore[index] # looked up above
     manifest: dict[str, Any] = {
         "format": MANIFEST_FORMAT,
@@ -129,13 +187,22 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document whole or not at all, one tensor a line, so that a change can be read as a difference."""
+    """Writes a document whole or not at all, one tensor a line, so that a change can be read as a difference.
+
+    A link stays one: what it names is written. Raises PinError for more than a catalogue reads, OSError.
+    """
+    text = as_text(document).encode()
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise PinError(f"With these facts the manifest would be larger than {MAX_MANIFEST_BYTES >> 20} MiB.")
+    path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with draft.open("w", encoding="utf-8") as opened:
-            opened.write(as_text(document))
+        with draft.open("xb") as opened:
+            opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
@@ -162,8 +229,8 @@ def as_text(document: Mapping[str, Any]) -> str:
 
 
 def add_digests(manifest: dict[str, Any], folder: Path, on_bytes: Callable[[int], None]) -> None:
-    """Puts each file's SHA-256 into a manifest: all of it is read."""
-    for file in manifest["files"]:
+    """Puts each weight file's SHA-256 into a manifest: all of it is read. Raises PinError, OSError."""
+    for file in weight_files(manifest):
         hasher = hashlib.sha256()
         with (folder / file["path"]).open("rb") as opened:
             while piece := opened.read(CHUNK_BYTES):

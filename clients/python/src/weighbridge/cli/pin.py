@@ -16,10 +16,12 @@ from weighbridge.pinning import (
     PinError,
     add_digests,
     as_text,
+    folder_of,
     new_manifest,
     part_of,
     pin_into,
     read_manifest,
+    weight_files,
     write_json,
 )
 
@@ -54,13 +56,13 @@ def pin(model: str, into: Path | None, repository: str, revision: str, license_n
                     described = await suite.describe_weights(reference, include_tensors=True)
                     click.echo(as_text(part_of(described.facts)), nl=False)
                     return
-                folder = _folder(model)
+                path = _path(model)
                 manifest = read_manifest(into)
                 if manifest is None:
-                    manifest = await _made(suite, folder, into, repository, revision, license_name)
-                pinned = await pin_into(manifest, folder, _describing(suite))
+                    manifest = await _made(suite, path, into, repository, revision, license_name)
+                pinned = await pin_into(manifest, path, _describing(suite))
                 if digests:
-                    _digest(manifest, folder)
+                    _digest(manifest, folder_of(path))
                 write_json(into, manifest)
             except PinError as wrong:
                 raise CommandError(str(wrong)) from None
@@ -71,12 +73,12 @@ def pin(model: str, into: Path | None, repository: str, revision: str, license_n
     run_command("pin", body, json_output=False)
 
 
-def _folder(model: str) -> Path:
-    """The folder that a manifest's paths are relative to. Raises PinError."""
+def _path(model: str) -> Path:
+    """The file or folder that is meant. Raises PinError."""
     path = path_here(model)
     if path is None:
         raise PinError(f"{model} is no file or folder here: facts go into a manifest from the files.")
-    return path if path.is_dir() else path.parent
+    return path
 
 
 def _describing(suite: Suite) -> Any:
@@ -87,13 +89,13 @@ def _describing(suite: Suite) -> Any:
 
 
 async def _made(
-    suite: Suite, folder: Path, into: Path, repository: str, revision: str, license_name: str
+    suite: Suite, path: Path, into: Path, repository: str, revision: str, license_name: str
 ) -> dict[str, Any]:
     """A manifest for a model that has none. Raises PinError, CallError."""
     if into.suffix != ".json":
         raise PinError(f"A manifest's name is its id and .json, not {into.name}.")
-    facts = (await suite.describe_weights(model_at(folder))).facts
-    plan = await suite.plan_model(model_at(folder))
+    facts = (await suite.describe_weights(model_at(path))).facts
+    plan = await suite.plan_model(model_at(path))
     return new_manifest(
         into.stem,
         facts,
@@ -106,7 +108,7 @@ async def _made(
 
 
 def _digest(manifest: dict[str, Any], folder: Path) -> None:
-    total = sum(int(file.get("size_bytes", 0)) for file in manifest["files"])
+    total = sum(file["size_bytes"] for file in weight_files(manifest))
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True))
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
