@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.catalog.entry import CatalogEntry
+from weighbridge_fit.facts import Role, WeightFacts, WeightFormat
 from weighbridge_fit.lines import Line, Phase
 from weighbridge_fit.model import Model
 from weighbridge_fit.planning import too_small
@@ -289,6 +290,26 @@ def beside(model: Model, **companions: Any) -> Model:
     return dataclasses.replace(model, companions=companions, paths=paths)
 
 
+@pytest.mark.parametrize(
+    ("role", "facts", "said"),
+    [
+        ("drafter", dataclasses.replace(DRAFTER, format=WeightFormat.SAFETENSORS), "stored as safetensors"),
+        ("drafter", dataclasses.replace(VISION, role=Role.PROJECTOR), "projector"),
+        ("drafter", dataclasses.replace(DRAFTER, role=Role.ADAPTER), "adapter"),
+        ("drafter", companion(GIB, "blk.0.attn_kv.weight"), "a whole model"),
+        ("vision", dataclasses.replace(DRAFTER, role=Role.DRAFTER), "drafter"),
+        ("vision", facts_of(flash()), "a whole model"),
+    ],
+)
+def test_a_companion_that_is_something_else_is_refused(role: str, facts: WeightFacts, said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        made(beside(Q2, **{role: facts}), GB10, stream_experts=False)
+    assert (refused.value.reason, refused.value.field) == ("INVALID_OPTION", f"options.ds4.{role}_file")
+    assert said in refused.value.message
+    fitting = dataclasses.replace(DRAFTER, role=Role.DRAFTER if role == "drafter" else Role.PROJECTOR)
+    assert role in components(made(beside(Q2, **{role: fitting}), GB10, stream_experts=False))
+
+
 def test_a_resident_cuda_launch_drafts_unasked_and_pays_for_it() -> None:
     launch = made(beside(Q2, drafter=DRAFTER), GB10, stream_experts=False)
     drafter = line(launch, "drafter")
@@ -437,6 +458,7 @@ def test_the_processor_maps_the_whole_file_and_is_a_diagnosis() -> None:
         (processor(64, "darwin/x86_64"), {}, "UNSUPPORTED_PLATFORM", "machine.platform"),
         (unified(64, "windows/x86_64"), {}, "UNSUPPORTED_PLATFORM", "machine.platform"),
         (processor(64, "darwin/arm64"), {}, "UNSUPPORTED_PLATFORM", "machine.pool"),
+        (with_card(64, 24, "darwin/arm64"), {}, "UNSUPPORTED_PLATFORM", "machine.pool"),
         (unified(128), {"compute": "cpu"}, "INVALID_OPTION", "options.ds4.compute"),
         (unified(128), {"compute": "cuda"}, "INVALID_OPTION", "options.ds4.compute"),
         (GB10, {"compute": "metal"}, "INVALID_OPTION", "options.ds4.compute"),

@@ -595,6 +595,10 @@ def test_a_few_counters_convert_nothing() -> None:
         replace(DENSE, layers=(LayerKind.LINEAR_ATTENTION, FULL)),
         replace(DENSE, model_type="llama", layers=(SLIDING, FULL)),
         replace(DENSE, model_type="deepseek_v3", layers=(LayerKind.LATENT_ATTENTION,)),
+        # A rotary part that is wider than the head it is a part of.
+        replace(
+            DENSE, model_type="deepseek_v3", layers=(LayerKind.LATENT_ATTENTION,), latent_rank=8, latent_rope_size=128
+        ),
     ],
 )
 def test_what_no_law_here_decides_is_refused_not_guessed(geometry: ModelGeometry) -> None:

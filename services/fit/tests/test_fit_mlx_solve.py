@@ -11,6 +11,7 @@ from weighbridge_fit.families.mlx import MlxFamily
 from weighbridge_fit.geometry import LayerKind, LayerMeasure, ModelGeometry
 from weighbridge_fit.model import Model
 from weighbridge_fit.planning import answer
+from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx.options import MlxRequest
 from weighbridge_fit.plans.mlx.plan import plan
 from weighbridge_fit.solving import solve_context
@@ -187,3 +188,11 @@ def test_options_travel_there_and_back() -> None:
 def test_companions_are_named_by_their_roles() -> None:
     options = plan_pb2.EngineOptions(mlx=plan_pb2.MlxOptions(adapters=["a/b", "c"], draft_model="d"))
     assert MlxFamily().companions(options) == {"adapter:a/b": "a/b", "adapter:c": "c", "drafter": "d"}
+
+
+@pytest.mark.parametrize("names", [["a"] * 2, [""], ["a+b"], [str(number) for number in range(100_000)]])
+def test_adapters_that_cannot_be_are_refused_before_any_is_read(names: list[str]) -> None:
+    options = plan_pb2.EngineOptions(mlx=plan_pb2.MlxOptions(adapters=names))
+    with pytest.raises(PlanError) as refused:
+        MlxFamily().companions(options)
+    assert (refused.value.reason, refused.value.field) == ("INVALID_OPTION", "options.mlx.adapters")

@@ -16,7 +16,7 @@ from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.mlx import adapters, drafting
 from weighbridge_fit.plans.mlx.architectures import architecture_of
-from weighbridge_fit.plans.mlx.options import LONGEST_CONTEXT, MlxRequest, MlxShape
+from weighbridge_fit.plans.mlx.options import LONGEST_CONTEXT, MlxRequest, MlxShape, check_adapters
 from weighbridge_fit.plans.mlx.plan import memory_limit_bytes, plan
 from weighbridge_fit.plans.plan import Engine, Plan
 from weighbridge_fit.solving import context_help
@@ -65,7 +65,9 @@ class MlxFamily:
         )
 
     def companions(self, options: plan_pb2.EngineOptions) -> Mapping[str, str]:
-        """Adapters and the drafter, which are named by where they lie under the models root."""
+        """Adapters and the drafter, which are named by where they lie under the models root. Raises PlanError."""
+        # Before any of them is read.
+        check_adapters(options.mlx.adapters)
         named = {f"{adapters.ROLE}{name}": name for name in options.mlx.adapters}
         if options.mlx.draft_model:
             named[drafting.ROLE] = options.mlx.draft_model

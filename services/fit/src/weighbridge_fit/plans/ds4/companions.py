@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
+from weighbridge_fit.facts import Role, WeightFacts, WeightFormat
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.ds4.drafting import Drafter
 from weighbridge_fit.plans.errors import PlanError
 
 DRAFTER = "drafter"
 VISION = "vision"
-# What a legacy draft head's tensors are called (V4 Flash MTP, May 2026).
-_LEGACY_PREFIX = "mtp."
+# What a legacy draft head's tensors are called (V4 Flash MTP, May 2026), and those of a whole model.
+_LEGACY_PREFIX, _MODEL_PREFIX = "mtp.", "blk."
+_ROLES = {DRAFTER: Role.DRAFTER, VISION: Role.PROJECTOR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,27 @@ def companion_of(model: Model, role: str) -> Companion | None:
     """The file that was named or found, else the one that the catalogue lists. Raises PlanError INVALID_OPTION."""
     facts = model.companions.get(role)
     if facts is not None:
+        _check(role, facts)
         size = max(facts.file_bytes, facts.tensor_bytes)
         if not size:
             raise PlanError("INVALID_OPTION", f"options.ds4.{role}_file", f"The {role} file is empty.")
         return Companion(size, model.paths.get(role, ""), facts.name)
     listed = [file for file in model.entry.files if file.component == role] if model.entry else []
     return Companion(listed[0].size_bytes, model.paths.get(role, ""), listed[0].name) if listed else None
+
+
+def _check(role: str, facts: WeightFacts) -> None:
+    """Raises PlanError INVALID_OPTION for a file that is plainly something else. One that says nothing of itself is
+    taken at its word: vision companions and drafters of some builds do not."""
+    if facts.format not in (WeightFormat.GGUF, WeightFormat.UNKNOWN):
+        what = f"is stored as {facts.format.value}, and ds4 loads GGUF files"
+    elif facts.role not in (Role.MODEL, _ROLES[role]):
+        what = f"is a file of another kind ({facts.role.value})"
+    elif facts.role is Role.MODEL and any(tensor.name.startswith(_MODEL_PREFIX) for _, tensor in facts.tensors):
+        what = "is a whole model"
+    else:
+        return
+    raise PlanError("INVALID_OPTION", f"options.ds4.{role}_file", f"This is no {role} file of ds4: it {what}.")
 
 
 def drafter_kind(model: Model, companion: Companion | None, *, draft_block: bool) -> Drafter:

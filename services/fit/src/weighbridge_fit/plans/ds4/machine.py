@@ -44,8 +44,11 @@ def machine_from(capacity: Capacity, asked: str | None) -> Ds4Machine:
         message = f"ds4 runs on Macs with Apple silicon and on Linux, not on {capacity.platform}."
         raise PlanError(UNSUPPORTED_PLATFORM, "machine.platform", message)
     compute = _compute(capacity, system) if asked is None else _asked(asked, capacity, system)
-    if compute is Compute.CPU and system == "darwin":
-        message = "ds4's processor build can bring macOS down: on a Mac it runs on Metal, with unified memory."
+    if compute is not Compute.METAL and system == "darwin":
+        message = (
+            "On a Mac ds4 runs on Metal, with unified memory: its processor build can bring macOS down, and there is "
+            "no CUDA."
+        )
         raise PlanError(UNSUPPORTED_PLATFORM, "machine.pool", message)
     assumed = not system and capacity.pool is Pool.UNIFIED and compute is Compute.METAL
     cards = [device.ceiling.effective for device in capacity.devices]

@@ -1,5 +1,6 @@
 """What can be asked of an MLX plan, checked and with every default filled in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weighbridge_fit.calibration import Calibration, ComputeDevice
@@ -137,7 +138,7 @@ def settle(
         message = f"Between 1 and {MAX_SLOTS} conversations can be held at once, {slots} were asked for."
         raise PlanError("INVALID_OPTION", "workload.chat.slots", message)
     bits, group_size = _kv_quantization(request, geometry)
-    _check_adapters(request.adapters)
+    check_adapters(request.adapters)
     return MlxShape(
         context,
         slots,
@@ -156,7 +157,8 @@ def settle(
     )
 
 
-def _check_adapters(names: tuple[str, ...]) -> None:
+def check_adapters(names: Sequence[str]) -> None:
+    """Raises PlanError INVALID_OPTION for names that cannot be adapters', or too many of them."""
     field = "options.mlx.adapters"
     if len(names) > MAX_ADAPTERS:
         message = f"At most {MAX_ADAPTERS} adapters can be mounted, {len(names)} were asked for."

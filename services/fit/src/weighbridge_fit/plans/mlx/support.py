@@ -48,13 +48,22 @@ def supported(facts: WeightFacts) -> ModelGeometry:
     geometry = facts.geometry
     if facts.format is not WeightFormat.SAFETENSORS:
         raise _unsupported("The MLX engine loads folders of safetensors; this model is stored in another format.")
-    if geometry is None or architecture_of(geometry) is None:
+    if geometry is None or geometry.model_type not in ARCHITECTURES:
         named = f"of type {facts.architecture!r}" if facts.architecture else "without a config that names its type"
         known = ", ".join(sorted(ARCHITECTURES))
         raise _unsupported(f"This is a model {named}; MLX plans are made for {known}.")
+    if architecture_of(geometry) is None:
+        kinds = ", ".join(sorted({kind.value for kind in geometry.layers})) or "none"
+        raise _unsupported(f"No {geometry.model_type} of mlx-lm has layers like this model's: {kinds}.")
     missing = [name for name, value in _needed(geometry).items() if not value]
     if missing:
         message = f"The model's geometry does not say its {', '.join(missing)}."
+        raise PlanError(UNSUPPORTED_ARCHITECTURE, "model.facts.geometry", message)
+    if LayerKind.LATENT_ATTENTION in geometry.layers and geometry.head_size <= geometry.latent_rope_size:
+        message = (
+            f"A head of {geometry.head_size:,} elements has no room for {geometry.latent_rope_size:,} rotary ones and "
+            "others beside them."
+        )
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model.facts.geometry", message)
     converted = _converted_types(facts)
     if converted:
