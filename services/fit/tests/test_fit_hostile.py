@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from weighbridge_fit import describe as describing
 from weighbridge_fit import folder as folders
+from weighbridge_fit import weight_names
 from weighbridge_fit.bounded_json import loads_object, loads_pairs
 from weighbridge_fit.describe import describe
 from weighbridge_fit.errors import MAX_SHOWN, WeightError, WeightReason
@@ -331,6 +332,29 @@ def test_a_split_gguf_in_a_folder_is_priced_whole_or_not_at_all(root: Path) -> N
         (root / f"m/model-0000{number}-of-00003.gguf").write_bytes(gguf(0, 0, b""))
     error = refusal(root)
     assert (error.reason, error.file) == (WeightReason.SPLIT_INCOMPLETE, "model-00002-of-00003.gguf")
+
+
+def test_a_split_of_thousands_of_parts_is_looked_through_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = 4096
+    for number in range(1, parts + 1):
+        (root / f"m/model-{number:05d}-of-{parts:05d}.gguf").touch()
+    asked: list[str] = []
+    named = weight_names.split_names
+    monkeypatch.setattr(weight_names, "split_names", lambda name: asked.append(name) or named(name))
+    assert refusal(root).reason is WeightReason.TRUNCATED
+    # Once for each part it would be 16 million names.
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_a_description_whose_link_leads_nowhere_is_not_left_out_unnoticed(root: Path, name: str) -> None:
+    weights(root / "m/adapters.safetensors")
+    (root.parent / name).write_text("{}")
+    for target in (name, f"../../{name}", "nowhere"):
+        (root / "m" / name).symlink_to(target)
+        error = refusal(root)
+        assert (error.reason, error.file) == (WeightReason.UNREADABLE, name)
+        (root / "m" / name).unlink()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])

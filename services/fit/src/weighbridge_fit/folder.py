@@ -16,7 +16,7 @@ from weighbridge_fit.files import open_regular
 # Folders below the model's own: a diffusers tree needs one, a nested checkpoint two or three.
 MAX_DEPTH = 6
 MAX_ENTRIES = 20_000
-MAX_WEIGHT_FILES = 4096
+MAX_WEIGHT_FILES = weight_names.MAX_PARTS
 # The index of the largest published checkpoint (671 B parameters, 91,991 tensors) is 9 MiB.
 MAX_INDEX_BYTES = 32 << 20
 # Configs are a few KiB; those with a quantisation per layer reach a few hundred.
@@ -30,7 +30,6 @@ ADAPTER_NAMES = ("adapter_model.safetensors", "adapters.safetensors", "adapter_m
 MAX_GGUF_PARTS = 4
 # Names given in a message: the rest is a number.
 MAX_NAMED = 12
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 # Wan's own repositories keep the transformer in safetensors and the other parts as checkpoints beside it.
 _WAN_PARTS = re.compile(r"(?:models_t5_|models_clip_|Wan[0-9.]+_VAE)[^/]*\.pth")
 # Lies beside a language model's weights; a diffusers tree keeps it in a folder of its own.
@@ -87,13 +86,7 @@ def model_folder(folder: Path, admit: Opener) -> ModelFolder:
 
 def split_parts(path: Path) -> list[Path]:
     """All parts of a split GGUF file, in order; the file alone when its name is not a split's."""
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
-        return [path]
-    count = int(found["count"])
-    if not 1 <= int(found["number"]) <= count or count > MAX_WEIGHT_FILES:
-        return [path]
-    return [path.with_name(f"{found['stem']}-{number:05d}-of-{found['count']}.gguf") for number in range(1, count + 1)]
+    return [path.with_name(name) for name in weight_names.split_names(path.name)]
 
 
 def several_models(names: list[str]) -> WeightError:
@@ -286,9 +279,14 @@ class _Scan:
         return found
 
     def _json(self, parent: str, name: str) -> Mapping[str, Any]:
-        """The object in a file of the folder, {} when there is no such file."""
-        path = self._admit(self._folder / parent / name) if name in self._others.get(parent, ()) else None
-        return read_json(path, MAX_CONFIG_BYTES) if path else {}
+        """The object in a file of the folder, {} when there is no such file. Raises UNREADABLE where its link leads
+        nowhere or outside: what it says would be left out unnoticed."""
+        if name not in self._others.get(parent, ()):
+            return {}
+        path = self._admit(self._folder / parent / name)
+        if path is None:
+            raise WeightError(WeightReason.UNREADABLE, "the file is missing or not readable", file=name)
+        return read_json(path, MAX_CONFIG_BYTES)
 
 
 def _without_copies(names: list[str], notes: list[str]) -> list[str]:
@@ -307,11 +305,16 @@ def _without_copies(names: list[str], notes: list[str]) -> list[str]:
 
 def _refuse_incomplete_splits(names: list[str]) -> None:
     """A split GGUF is priced whole or not at all."""
-    present = set(names)
+    present, seen = set(names), set[str]()
     for name in names:
-        missing = [part.name for part in split_parts(Path(name)) if part.name not in present]
-        if missing:
-            raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=missing[0])
+        if name in seen:
+            # A split is looked through once, not once for each of its parts.
+            continue
+        parts = weight_names.split_names(name)
+        missing = next((part for part in parts if part not in present), None)
+        if missing is not None:
+            raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=missing)
+        seen.update(parts)
 
 
 def _plain_name(name: str, suffix: str) -> bool:

@@ -18,6 +18,9 @@ _VARIANT = re.compile(
     r"(?:\.(?P<late>\w+))?(?P<suffix>\.safetensors|\.bin)"
 )
 _INDEX = re.compile(r"(?P<stem>.+)(?P<suffix>\.safetensors|\.bin)\.index(?:\.(?P<variant>\w+))?\.json", re.DOTALL)
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+# More files than any model is cut into: the largest published checkpoints have about 200.
+MAX_PARTS = 4096
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}(?=\.[^.]+$)")
 # Numbered files of a model that has no name of its own.
 _NUMBERED = re.compile(
@@ -50,6 +53,17 @@ def group_of(name: str) -> str:
     """The name without its part number: files of one group are one model."""
     numbered = _NUMBERED.fullmatch(name)
     return numbered["stem"] + numbered["suffix"] if numbered else _SHARD.sub("", name)
+
+
+def split_names(name: str) -> list[str]:
+    """The names of all parts of a split GGUF file, in order; the name alone when it is not a split's."""
+    found = _SPLIT.fullmatch(name)
+    if found is None:
+        return [name]
+    count = int(found["count"])
+    if not 1 <= int(found["number"]) <= count or count > MAX_PARTS:
+        return [name]
+    return [f"{found['stem']}-{number:05d}-of-{found['count']}.gguf" for number in range(1, count + 1)]
 
 
 def without_projectors(names: Sequence[str], notes: list[str]) -> list[str]:
