@@ -103,6 +103,8 @@ class FakeState:
         """Called with a request for a plan, in place of `plan`; a RequestError that it returns is answered."""
         self.entry = fit_service_pb2.CatalogModel()
         self.fits = fit_service_pb2.ListFitsResponse()
+        self.models: list[fit_service_pb2.CatalogModel] = []
+        """What the catalogue lists; empty: the models of `fits`."""
         self.leases = [lease()]
         self.committed = 512 * MIB
         self.catalog: set[str] = set()
@@ -168,7 +170,27 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
     async def GetModel(self, request: Any, context: Any) -> fit_service_pb2.GetModelResponse:  # noqa: N802
         if request.catalog_id not in self.state.catalog:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
-        return fit_service_pb2.GetModelResponse()
+        return fit_service_pb2.GetModelResponse(model=self.state.entry)
+
+    async def ListModels(self, request: Any, context: Any) -> fit_service_pb2.ListModelsResponse:  # noqa: N802
+        await self.state.ask("ListModels", request, context)
+        # One model to a page, as lists of fits are.
+        at = int(request.page_token or 0)
+        models = self.state.models or [
+            fit_service_pb2.CatalogModel(catalog_id=fit.catalog_id) for fit in self.state.fits.fits
+        ]
+        following = str(at + 1) if at + 1 < len(models) else ""
+        return fit_service_pb2.ListModelsResponse(
+            models=models[at : at + 1], next_page_token=following, notes=self.state.fits.notes
+        )
+
+    async def SolveContext(self, request: Any, context: Any) -> fit_service_pb2.SolveContextResponse:  # noqa: N802
+        await self.state.ask("SolveContext", request, context)
+        return fit_service_pb2.SolveContextResponse(context_tokens=8192, plan=self.state.plan)
+
+    async def SolveSize(self, request: Any, context: Any) -> fit_service_pb2.SolveSizeResponse:  # noqa: N802
+        await self.state.ask("SolveSize", request, context)
+        return fit_service_pb2.SolveSizeResponse(width_px=1600, height_px=900, plan=self.state.plan)
 
 
 class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):

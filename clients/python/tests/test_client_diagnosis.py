@@ -9,8 +9,19 @@ import pytest
 from click.testing import CliRunner
 from weighbridge import Suite
 from weighbridge.cli import main
-from weighbridge.diagnosis import Check, State, check_machine, check_run_folder, check_versions, diagnose, next_step
+from weighbridge.diagnosis import (
+    Check,
+    State,
+    check_catalogue,
+    check_machine,
+    check_run_folder,
+    check_versions,
+    diagnose,
+    next_step,
+)
+from weighbridge.pull.folder import WORK_NAME
 from weighbridge.supervision.lock import RunLock
+from weighbridge_proto.fit.v1 import fit_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 
@@ -69,6 +80,30 @@ async def test_services_missing_from_a_suite_that_is_up_are_broken_and_else_only
             assert by_name(await diagnose(suite, os.environ))["ledger"].state is State.BROKEN
         finally:
             lock.release()
+
+
+async def test_a_download_that_did_not_end_and_a_manifest_left_out_are_found(fake_suite: Any, tmp_path: Path) -> None:
+    state = fake_suite.state
+    state.models = [
+        fit_service_pb2.CatalogModel(catalog_id=name, folder=folder)
+        for name, folder in (("half", str(tmp_path / "half")), ("none", str(tmp_path / "none")), ("odd", "relative"))
+    ]
+    (tmp_path / "half" / WORK_NAME / "hub").mkdir(parents=True)
+    (tmp_path / "half" / WORK_NAME / "lock").write_text("")
+    (tmp_path / "half" / WORK_NAME / "a.part").write_bytes(b"x" * 3072)
+    (tmp_path / "none" / WORK_NAME).mkdir(parents=True)
+    (tmp_path / "none" / WORK_NAME / "lock").write_text("")
+    state.fits.notes.append("mine.json, name: Field required.")
+    async with Suite() as suite:
+        checks = await check_catalogue(suite)
+    assert [(check.name, check.state) for check in checks] == [
+        ("catalogue", State.OK),
+        ("catalogue", State.BROKEN),
+        ("model half", State.ABSENT),
+    ]
+    assert checks[1].detail == "mine.json, name: Field required."
+    assert "3.0 KiB" in checks[2].detail
+    assert checks[2].next_step == "weighbridge pull half"
 
 
 def test_the_command_prints_it_for_people_and_programs(fake_suite: Any) -> None:

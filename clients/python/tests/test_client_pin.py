@@ -265,6 +265,17 @@ def test_facts_that_no_catalogue_would_read_are_not_written(tmp_path: Path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 50_000, '{"format": "weighbridge.model/1"}', "\x00", ""])
+def test_doctor_names_a_manifest_that_cannot_be_used(folders: Path, text: str) -> None:
+    (folders / "catalog" / "bad.json").write_text(text)
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    printed = json.loads(result.stdout)
+    (broken,) = [entry for entry in printed["checks"] if entry["state"] == "broken"]
+    assert broken["name"] == "catalogue" and "bad.json" in broken["detail"]
+    assert printed["next_step"] == "correct or remove the manifest"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

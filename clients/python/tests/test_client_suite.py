@@ -1,6 +1,7 @@
 """The client library against fake servicers on real sockets."""
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
@@ -148,6 +149,31 @@ def test_the_blocking_facade_does_the_same(fake_suite: Any) -> None:
         with pytest.raises(CallError, match="BROKEN"):
             suite.capacity()
     suite.close()
+
+
+def test_the_blocking_facade_lacks_no_call() -> None:
+    of_connections = {"aclose", "reach", "health"}
+    calls = {name for name, member in vars(Suite).items() if inspect.iscoroutinefunction(member) and name[0] != "_"}
+    assert calls - of_connections <= set(vars(SyncSuite))
+
+
+def test_the_catalogue_and_the_solvers_answer_blocking_programs_too(fake_suite: Any) -> None:
+    state = fake_suite.state
+    state.catalog = {"m"}
+    state.entry.catalog_id = "m"
+    state.fits.fits.extend([fit_service_pb2.ModelFit(catalog_id=name) for name in ("a", "b")])
+    with SyncSuite(fake_suite.environ) as suite:
+        assert suite.describe_weights(model_at("/m"), include_tensors=True).facts.name == "tiny"
+        assert [fit.catalog_id for fit in suite.list_fits(machine=parse_machine("cpu:8")).fits] == ["a", "b"]
+        assert [model.catalog_id for model in suite.list_models().models] == ["a", "b"]
+        assert suite.check_pull("m").model.catalog_id == "m"
+        assert suite.get_model("m").model.catalog_id == "m"
+        assert suite.solve_context(model_at("/m"), slots=2).context_tokens == 8192
+        assert suite.solve_size(model_at("/m"), aspect=(16, 9)).width_px == 1600
+    (size,) = state.asked(fit_service_pb2.SolveSizeRequest)
+    assert (size.aspect_width, size.aspect_height) == (16, 9)
+    assert state.asked(fit_service_pb2.SolveContextRequest)[0].slots == 2
+    assert state.asked(fit_service_pb2.DescribeWeightsRequest)[0].include_tensors
 
 
 def test_an_interrupted_stream_is_closed_before_the_interrupt_goes_on(run_dir: Path) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weighbridge_proto.errors import RpcFailure
 
-    from weighbridge.client import Engine, Suite
+    from weighbridge.client import Suite
+    from weighbridge.engine_client import Engine
     from weighbridge.failures import CallError
     from weighbridge.machines import parse_machine
     from weighbridge.sync import SyncSuite
@@ -20,7 +21,7 @@ __all__ = ["CallError", "Engine", "RpcFailure", "Suite", "SyncSuite", "__version
 
 _HOMES = {
     "CallError": "weighbridge.failures",
-    "Engine": "weighbridge.client",
+    "Engine": "weighbridge.engine_client",
     "RpcFailure": "weighbridge_proto.errors",
     "Suite": "weighbridge.client",
     "SyncSuite": "weighbridge.sync",

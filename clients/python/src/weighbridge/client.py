@@ -1,46 +1,31 @@
 """The suite's services as an asyncio program calls them."""
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from google.protobuf import duration_pb2
 from weighbridge_proto import targets
 from weighbridge_proto.channel import open_channel
-from weighbridge_proto.engines.v1 import (
-    chat_service_pb2,
-    chat_service_pb2_grpc,
-    engine_service_pb2,
-    engine_service_pb2_grpc,
-)
-from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.fit.v1 import fit_service_pb2, fit_service_pb2_grpc, plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.memory.v1 import machine_pb2
 
+from weighbridge.engine_client import Engine
+from weighbridge.engine_client import chat_message as chat_message  # where programs look for it
 from weighbridge.failures import CallError, answered
 from weighbridge.models import looks_like_path, model_at, model_named, path_here
-from weighbridge.reach import HEALTH_SERVICES, reach, serving
+from weighbridge.reach import CALL_TIMEOUT_S, HEALTH_SERVICES, reach, serving
 
 if TYPE_CHECKING:
-    from weighbridge_proto.engines.v1.chat_service_pb2_grpc import ChatServiceAsyncStub
-    from weighbridge_proto.engines.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
     from weighbridge_proto.fit.v1.fit_service_pb2_grpc import FitServiceAsyncStub
     from weighbridge_proto.ledger.v1.ledger_service_pb2_grpc import LedgerServiceAsyncStub
-
-CALL_TIMEOUT_S = 30.0
-"""Deadline of a call that answers from memory or from file headers (fit's own budget for headers is far below it)."""
-
-UNLOAD_TIMEOUT_S = 600.0
-"""Deadline of an unload, which waits for the requests in flight."""
 
 _UNFINISHED_LOOKUPS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Suite:
@@ -169,6 +154,40 @@ class Suite:
         )
         return await self._call("fit", lambda: self.fit.PlanModel(request, timeout=CALL_TIMEOUT_S))
 
+    async def solve_context(
+        self,
+        model: weights_pb2.ModelRef,
+        *,
+        slots: int = 1,
+        options: plan_pb2.EngineOptions | None = None,
+        machine: machine_pb2.Machine | None = None,
+    ) -> fit_service_pb2.SolveContextResponse:
+        """The largest context of ``model`` that still runs, with its plan; the call fails with MODEL_WONT_RUN if none
+        does."""
+        request = fit_service_pb2.SolveContextRequest(model=model, slots=slots, options=options, machine=machine)
+        return await self._call("fit", lambda: self.fit.SolveContext(request, timeout=CALL_TIMEOUT_S))
+
+    async def solve_size(
+        self,
+        model: weights_pb2.ModelRef,
+        *,
+        aspect: tuple[int, int] = (1, 1),
+        frames: int = 0,
+        options: plan_pb2.EngineOptions | None = None,
+        machine: machine_pb2.Machine | None = None,
+    ) -> fit_service_pb2.SolveSizeResponse:
+        """The largest picture of ``model`` in this ``aspect`` (width, height) that still runs, with its plan; the call
+        fails with MODEL_WONT_RUN if none does."""
+        request = fit_service_pb2.SolveSizeRequest(
+            model=model,
+            aspect_width=aspect[0],
+            aspect_height=aspect[1],
+            frames=frames,
+            options=options,
+            machine=machine,
+        )
+        return await self._call("fit", lambda: self.fit.SolveSize(request, timeout=CALL_TIMEOUT_S))
+
     async def get_model(self, catalog_id: str) -> fit_service_pb2.GetModelResponse:
         """One entry of the catalogue."""
         request = fit_service_pb2.GetModelRequest(catalog_id=catalog_id)
@@ -264,7 +283,7 @@ class Suite:
 
     # ---- engines
 
-    def engine(self, kind: str) -> "Engine":
+    def engine(self, kind: str) -> Engine:
         """The engine service of ``kind``: ``mlx``, ``sd`` or ``ds4``.
 
         Raises:
@@ -275,109 +294,3 @@ class Suite:
     async def _call(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
         await self.reach(name)
         return await answered(start())
-
-
-class Engine:
-    """One engine service of a :class:`Suite`."""
-
-    def __init__(self, suite: Suite, kind: str) -> None:
-        self.kind = kind
-        self.service = f"engine-{kind}"
-        if self.service not in targets.SERVICES:
-            known = ", ".join(name.removeprefix("engine-") for name in targets.SERVICES if name.startswith("engine-"))
-            raise ValueError(f"There is no engine {kind!r}. The engines are {known}.")
-        self._suite = suite
-
-    @property
-    def engines(self) -> "EngineServiceAsyncStub":
-        """Every rpc of EngineService."""
-        return engine_service_pb2_grpc.EngineServiceStub(self._suite.channel(self.service))
-
-    @property
-    def chats(self) -> "ChatServiceAsyncStub":
-        """Every rpc of ChatService."""
-        return chat_service_pb2_grpc.ChatServiceStub(self._suite.channel(self.service))
-
-    async def describe(self) -> engine_service_pb2.GetEngineResponse:
-        """What the engine is, has and does."""
-        await self._suite.reach(self.service)
-        return await answered(self.engines.GetEngine(engine_service_pb2.GetEngineRequest(), timeout=CALL_TIMEOUT_S))
-
-    def load(
-        self,
-        model: weights_pb2.ModelRef,
-        *,
-        workload: plan_pb2.Workload | None = None,
-        options: plan_pb2.EngineOptions | None = None,
-        priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED,
-        pinned: bool = False,
-        idle_timeout_s: float | None = None,
-        max_wait_s: float | None = None,
-    ) -> AsyncGenerator[engine_service_pb2.LoadModelResponse, None]:
-        """Load ``model``, yielding each event; the last one is ``ready``.
-
-        Args:
-            model: which model.
-            workload: what it shall be able to do; None: the engine's default.
-            options: choices of the engine.
-            priority: how urgent it is.
-            pinned: never asked to vacate, never unloaded for idleness.
-            idle_timeout_s: unload after this long without a request; None: the service's default.
-            max_wait_s: give up waiting for memory after this long; None: 10 minutes.
-        """
-        request = engine_service_pb2.LoadModelRequest(
-            model=model,
-            workload=workload,
-            options=options,
-            priority=priority,
-            pinned=pinned,
-            idle_timeout=_duration(idle_timeout_s),
-            max_wait=_duration(max_wait_s),
-        )
-        return self._stream(lambda: self.engines.LoadModel(request))
-
-    async def unload(self, *, force: bool = False) -> engine_service_pb2.UnloadModelResponse:
-        """Unload the model after the requests in flight, or with ``force`` at once. Unloading nothing is no error."""
-        await self._suite.reach(self.service)
-        request = engine_service_pb2.UnloadModelRequest(force=force)
-        return await answered(self.engines.UnloadModel(request, timeout=UNLOAD_TIMEOUT_S))
-
-    def watch(self) -> AsyncGenerator[engine_service_pb2.WatchResponse, None]:
-        """The engine's state, now and at every change."""
-        return self._stream(lambda: self.engines.Watch(engine_service_pb2.WatchRequest()))
-
-    def tail_log(
-        self, max_lines: int = 100, *, follow: bool = False
-    ) -> AsyncGenerator[engine_service_pb2.TailLogResponse, None]:
-        """The last lines that the engine's process printed, and with ``follow`` further ones as they come."""
-        request = engine_service_pb2.TailLogRequest(max_lines=max_lines, follow=follow)
-        return self._stream(lambda: self.engines.TailLog(request))
-
-    def chat(self, request: chat_service_pb2.ChatRequest) -> AsyncGenerator[chat_service_pb2.ChatResponse, None]:
-        """Stream one answer. A model that is not loaded is loaded first; the load's events come first then."""
-        return self._stream(lambda: self.chats.Chat(request))
-
-    async def _stream(self, start: Callable[[], grpc.aio.UnaryStreamCall[Any, R]]) -> AsyncGenerator[R, None]:
-        await self._suite.reach(self.service)
-        call = start()
-        try:
-            async for event in call:
-                yield event
-        except grpc.RpcError as error:
-            raise CallError(RpcFailure.from_rpc_error(error)) from error
-        finally:
-            # Without it a caller that stops early would leave the server working for nobody.
-            call.cancel()
-
-
-def chat_message(role: "chat_service_pb2.Role.ValueType", text: str) -> chat_service_pb2.ChatMessage:
-    """One turn of text."""
-    return chat_service_pb2.ChatMessage(role=role, parts=[chat_service_pb2.ContentPart(text=text)])
-
-
-def _duration(seconds: float | None) -> duration_pb2.Duration | None:
-    if seconds is None:
-        return None
-    duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

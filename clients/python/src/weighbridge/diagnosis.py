@@ -11,11 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from weighbridge_proto import targets
+from weighbridge_proto.fit.v1 import fit_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.client import Suite
 from weighbridge.failures import CallError
 from weighbridge.models import model_named
+from weighbridge.pull.folder import LOCK_NAME, WORK_NAME
 from weighbridge.sizes import format_size
 from weighbridge.supervision.lock import is_supervised
 from weighbridge.supervision.services import ENGINE_KINDS, is_installed
@@ -166,6 +168,7 @@ async def check_catalogue(suite: Suite) -> list[Check]:
     here = [model for model in listed.models if model.on_disk]
     checks = [Check("catalogue", State.OK, f"{len(listed.models)} models, {len(here)} of them here")]
     checks += [Check("catalogue", State.BROKEN, note, "correct or remove the manifest") for note in listed.notes]
+    checks += [check for model in listed.models if (check := check_download(model)) is not None]
     for model in here:
         name = f"model {model.catalog_id}"
         try:
@@ -180,6 +183,21 @@ async def check_catalogue(suite: Suite) -> list[Check]:
             pinned = "as its manifest says" if model.HasField("facts") else "its manifest pins no facts"
             checks.append(Check(name, State.OK, f"here, {pinned}"))
     return checks
+
+
+def check_download(model: fit_service_pb2.CatalogModel) -> Check | None:
+    """What is left of a download of `model` that did not come to its end, or has not yet; None if nothing is."""
+    work = Path(model.folder) / WORK_NAME
+    if model.on_disk or not Path(model.folder).is_absolute():
+        return None
+    try:
+        parts = [path.stat().st_size for path in work.rglob("*") if path.is_file() and path.name != LOCK_NAME]
+    except OSError:
+        return None
+    if not any(parts):
+        return None
+    detail = f"its download is under way or was broken off, {format_size(sum(parts))} of it wait"
+    return Check(f"model {model.catalog_id}", State.ABSENT, detail, f"weighbridge pull {model.catalog_id}")
 
 
 async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:

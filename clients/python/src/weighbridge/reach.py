@@ -11,6 +11,9 @@ from weighbridge.failures import answered, unreachable
 CONNECT_TIMEOUT_S = 5.0
 """How long one attempt to connect may take: a service of this machine accepts within milliseconds."""
 
+CALL_TIMEOUT_S = 30.0
+"""Deadline of a call that answers from memory or from file headers (fit's own budget for headers is far below it)."""
+
 HEALTH_TIMEOUT_S = 3.0
 """How long a health check may take; its answer is a look at a variable."""
 

@@ -57,13 +57,43 @@ class SyncSuite:
         """See :meth:`weighbridge.Suite.resolve_model`."""
         return self._wait(self._suite.resolve_model(text))
 
-    def describe_weights(self, model: weights_pb2.ModelRef) -> fit_service_pb2.DescribeWeightsResponse:
+    def describe_weights(
+        self, model: weights_pb2.ModelRef, *, include_tensors: bool = False
+    ) -> fit_service_pb2.DescribeWeightsResponse:
         """See :meth:`weighbridge.Suite.describe_weights`."""
-        return self._wait(self._suite.describe_weights(model))
+        return self._wait(self._suite.describe_weights(model, include_tensors=include_tensors))
 
     def plan_model(self, model: weights_pb2.ModelRef, **choices: Any) -> fit_service_pb2.PlanModelResponse:
         """See :meth:`weighbridge.Suite.plan_model`."""
         return self._wait(self._suite.plan_model(model, **choices))
+
+    def solve_context(self, model: weights_pb2.ModelRef, **choices: Any) -> fit_service_pb2.SolveContextResponse:
+        """See :meth:`weighbridge.Suite.solve_context`."""
+        return self._wait(self._suite.solve_context(model, **choices))
+
+    def solve_size(self, model: weights_pb2.ModelRef, **choices: Any) -> fit_service_pb2.SolveSizeResponse:
+        """See :meth:`weighbridge.Suite.solve_size`."""
+        return self._wait(self._suite.solve_size(model, **choices))
+
+    def get_model(self, catalog_id: str) -> fit_service_pb2.GetModelResponse:
+        """See :meth:`weighbridge.Suite.get_model`."""
+        return self._wait(self._suite.get_model(catalog_id))
+
+    def list_models(
+        self, use: "fit_service_pb2.ModelUse.ValueType" = fit_service_pb2.MODEL_USE_UNSPECIFIED
+    ) -> fit_service_pb2.ListModelsResponse:
+        """See :meth:`weighbridge.Suite.list_models`."""
+        return self._wait(self._suite.list_models(use))
+
+    def check_pull(
+        self, catalog_id: str, machine: machine_pb2.Machine | None = None
+    ) -> fit_service_pb2.CheckPullResponse:
+        """See :meth:`weighbridge.Suite.check_pull`."""
+        return self._wait(self._suite.check_pull(catalog_id, machine))
+
+    def list_fits(self, **which: Any) -> fit_service_pb2.ListFitsResponse:
+        """See :meth:`weighbridge.Suite.list_fits`."""
+        return self._wait(self._suite.list_fits(**which))
 
     def capacity(self, machine: machine_pb2.Machine | None = None) -> ledger_service_pb2.GetCapacityResponse:
         """See :meth:`weighbridge.Suite.capacity`."""

@@ -15,7 +15,7 @@ from weighbridge.cli.engine import choose_engine
 from weighbridge.cli.load_display import LoadDisplay
 from weighbridge.cli.output import console, print_failure, print_json, say
 from weighbridge.cli.running import open_suite, run_command
-from weighbridge.client import Engine, chat_message
+from weighbridge.engine_client import Engine, chat_message
 from weighbridge.failures import CallError, ExitCode
 
 THINKING = {

@@ -19,7 +19,8 @@ from weighbridge.cli.load_display import LoadDisplay
 from weighbridge.cli.output import as_json, console, print_json
 from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite, run_command
 from weighbridge.cli.tables import enum_word, print_engines
-from weighbridge.client import Engine, Suite
+from weighbridge.client import Suite
+from weighbridge.engine_client import Engine
 from weighbridge.failures import CallError, ExitCode, unreachable
 from weighbridge.sizes import all_bytes, format_size
 

@@ -18,7 +18,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge.cli.load_display import load_line
 from weighbridge.cli.tables import print_capacity, print_facts, print_leases, print_plan
-from weighbridge.client import Suite, chat_message
+from weighbridge.client import Suite
 from weighbridge.demo.checks import (
     check_answer,
     check_given_back,
@@ -30,6 +30,7 @@ from weighbridge.demo.checks import (
 from weighbridge.demo.model import ensure_demo_model
 from weighbridge.demo.otlp_receiver import OtlpReceiver
 from weighbridge.demo.trace_tree import Forest, Node, SpanRecord, build_forest
+from weighbridge.engine_client import chat_message
 from weighbridge.models import model_at
 from weighbridge.sizes import format_size
 from weighbridge.supervision.services import ServiceSpec
