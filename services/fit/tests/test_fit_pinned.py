@@ -27,7 +27,8 @@ from weighbridge_fit.describe import describe
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.models_root import ModelsRoot
 from weighbridge_fit.pinned import PinnedFactsError, canonical_text, differences, pin, unpin
-from weighbridge_fit.wire.facts import UnpriceableFactsError, facts_from, facts_message
+from weighbridge_fit.wire.facts import SORTED_AT_ONCE, UnpriceableFactsError, facts_from, facts_message
+from weighbridge_proto.fit.v1 import weights_pb2
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -241,3 +242,16 @@ def test_an_inline_digest_must_be_that_of_the_tensors(facts: WeightFacts) -> Non
     with pytest.raises(UnpriceableFactsError) as caught:
         inline(facts, model_digest="ab" * 32)
     assert caught.value.field == "model.facts.model_digest"
+
+
+def test_tensors_of_a_request_may_come_in_any_order() -> None:
+    """In more than one run of the sort."""
+    count = 2 * SORTED_AT_ONCE + 100
+    # 7,919 is prime, so that every number comes once.
+    names = [f"layer.{number * 7919 % count:06d}" for number in range(count)]
+    message = weights_pb2.WeightFacts(
+        name="m", tensors=[weights_pb2.TensorFact(name=name, dtype="F16", shape=[4], bytes=8) for name in names]
+    )
+    found = facts_from(message)
+    assert [tensor.name for _, tensor in found.tensors] == sorted(names)
+    assert found.tensor_count == len(set(names)) == count

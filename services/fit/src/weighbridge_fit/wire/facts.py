@@ -1,5 +1,6 @@
 """Weight facts as they travel, and back. No rule lives here."""
 
+import heapq
 import math
 from dataclasses import replace
 
@@ -70,6 +71,8 @@ MAX_INLINE_BYTES = 1 << 60
 MAX_INLINE_ITEMS = 4096
 # As many as are read from files (describe.MAX_MODEL_TENSORS); the request's size limit is the tighter bound.
 MAX_INLINE_TENSORS = 1 << 19
+# About 10 ms.
+SORTED_AT_ONCE = 4096
 # float64
 MAX_ACTIVATION_BYTES = 8
 _MEASURES = ("kv_heads", "key_size", "value_size", "window_tokens", "state_elements", "convolution_elements")
@@ -165,7 +168,7 @@ def facts_from(message: weights_pb2.WeightFacts) -> WeightFacts:
         model_digest=message.model_digest,
         geometry=_geometry_from(message.geometry) if message.HasField("geometry") else None,
         notes=tuple(message.notes),
-        tensors=tuple(sorted(map(_tensor_from, message.tensors))),
+        tensors=_in_order([_tensor_from(tensor) for tensor in message.tensors]),
         role=_ROLES_BACK.get(message.role, Role.MODEL),
         made_for=message.made_for,
     )
@@ -253,6 +256,13 @@ def _measure_from(message: weights_pb2.LayerMeasure) -> LayerMeasure:
             field = f"model.facts.geometry.layer_measures.{name}"
             raise UnpriceableFactsError(field, "is not a size that a model can have")
     return LayerMeasure(**values)
+
+
+def _in_order(tensors: list[Labelled]) -> tuple[Labelled, ...]:
+    """By component and name. Sorted in runs that are merged: a single sort of 92,000 tensors in no order holds the
+    interpreter, and every other caller with it, for a quarter of a second."""
+    runs = [sorted(tensors[first : first + SORTED_AT_ONCE]) for first in range(0, len(tensors), SORTED_AT_ONCE)]
+    return tuple(runs[0] if len(runs) == 1 else heapq.merge(*runs))
 
 
 def _tensor_message(labelled: Labelled) -> weights_pb2.TensorFact:
