@@ -91,6 +91,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="module")
+def loaded(models: dict[str, Path]) -> dict[str, Any]:
+    """The same, loaded once: generating changes nothing in them."""
+    from mlx_lm.utils import load_model
+
+    return {name: load_model(path)[0] for name, path in models.items()}
+
+
 def facts_of(path: Path) -> WeightFacts:
     return describe(path, lambda file: file if file.exists() else None)
 
@@ -125,25 +133,21 @@ def test_weights_equal_what_mlx_holds_after_an_eager_load(models: dict[str, Path
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("prompt", "answer", "step"), [(5, 3, 64), (300, 8, 64), (300, 8, 512), (513, 2, 256)])
-def test_caches_equal_the_law(models: dict[str, Path], name: str, prompt: int, answer: int, step: int) -> None:
-    from mlx_lm.utils import load_model
-
-    model, _ = load_model(models[name])
+def test_caches_equal_the_law(
+    models: dict[str, Path], loaded: dict[str, Any], name: str, prompt: int, answer: int, step: int
+) -> None:
     geometry = facts_of(models[name]).geometry
     assert geometry is not None
     law = mlx_caches.caches(geometry)
     expected = cache_growth.slots_up_to(prompt + answer, step) * law.slot_bytes + law.state_bytes
-    assert sum(cache.nbytes for cache in generated(model, prompt, answer, step)) == expected
+    assert sum(cache.nbytes for cache in generated(loaded[name], prompt, answer, step)) == expected
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_caches_equal_the_law(models: dict[str, Path], bits: int) -> None:
-    from mlx_lm.utils import load_model
-
-    model, _ = load_model(models["qwen3"])
+def test_quantised_caches_equal_the_law(models: dict[str, Path], loaded: dict[str, Any], bits: int) -> None:
     geometry = facts_of(models["qwen3"]).geometry
     assert geometry is not None
-    caches = generated(model, 40, 4, 64, kv_bits=bits, kv_group_size=64)
+    caches = generated(loaded["qwen3"], 40, 4, 64, kv_bits=bits, kv_group_size=64)
     expected = cache_growth.slots_up_to(44, 64) * mlx_caches.caches(geometry, bits, 64).slot_bytes
     assert sum(cache.nbytes for cache in caches) == expected
 

@@ -214,7 +214,9 @@ def test_every_priced_type_is_tried() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} | UNTRIED == ARCHITECTURES.keys()
 
 
-@pytest.mark.parametrize(("prompt", "step"), [(20, 64), (47, 16), (60, 7), (130, 33), (385, 128)])
+# Within a window and beyond it, and over the end of the first slab in whole steps; no longer: where gated-delta layers
+# have no kernel they take one step for each token. Other steps: `test_growth_equals_the_real_cache`.
+@pytest.mark.parametrize(("prompt", "step"), [(20, 64), (47, 16), (60, 7), (130, 33), (321, 64)])
 def test_weights_and_caches_are_what_the_plan_says(tiny: Tiny, prompt: int, step: int) -> None:
     made = plan(tiny.facts, MlxRequest(context_tokens=prompt, prefill_step_tokens=step), ComputeDevice.CPU)
     assert made.weight_bytes == tiny.weight_bytes
@@ -233,15 +235,16 @@ def test_weights_and_caches_are_what_the_plan_says(tiny: Tiny, prompt: int, step
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_caches_are_what_the_plan_says_or_are_refused(tiny: Tiny, bits: int) -> None:
-    asked = MlxRequest(context_tokens=130, prefill_step_tokens=33, kv_bits=bits, kv_group_size=KV_GROUP)
+    prompt, step = 40, 33
+    asked = MlxRequest(context_tokens=prompt, prefill_step_tokens=step, kv_bits=bits, kv_group_size=KV_GROUP)
     try:
         made = plan(tiny.facts, asked, ComputeDevice.CPU)
     except PlanError as refused:
         # Windows and latent rows cannot be quantised at all, and heads of 16 not in groups of 32: mlx-lm raises too.
         assert refused.field in ("options.mlx.kv_bits", "options.mlx.kv_group_size")
         with pytest.raises((NotImplementedError, ValueError, TypeError, AttributeError)):
-            tiny.peak_and_held(130, 33, bits)
+            tiny.peak_and_held(prompt, step, bits)
         return
     lines = {line.component: line.bytes for line in made.requirement.lines}
     resident = ("kv_cache", "recurrent_state")
-    assert sum(lines[name].expected for name in resident if name in lines) == tiny.peak_and_held(130, 33, bits)[1]
+    assert sum(lines[name].expected for name in resident if name in lines) == tiny.peak_and_held(prompt, step, bits)[1]
