@@ -131,10 +131,45 @@ def _plausibly(part: LoadedPart, retyping: Retyping) -> Held:
     stored = f"{part.file_bytes:,} bytes of {part.quantization or 'an unknown type'}"
     basis = f"no tensors known: {factor.basis}; {stored}"
     if retyping != AS_STORED:
+        low, expected, high, words = _retyped(part, factor, retyping)
+        basis += f"; {words}"
+    size = part.file_bytes
+    return Held(part.component, Range(int(low * size), int(expected * size), int(high * size)), Source.ASSUMED, basis)
+
+
+def _retyped(part: LoadedPart, factor: _Factor, retyping: Retyping) -> tuple[float, float, float, str]:
+    """Bytes in memory per byte of the file after a retyping, and the reason in words.
+
+    Matrices take the new type, all else stays: how much of a file is matrices differs by architecture.
+    """
+    stored = next((BLOCKS[name] for name in _WIDEST_FIRST if name in part.quantization.upper()), None)
+    if not retyping.to or retyping.rules or stored is None:
         # From the widest to the narrowest type there is: a retyped file can become anything in between.
         elements, width = BLOCKS[retyping.to] if retyping.to else BLOCKS["F32"]
         per_element = width / elements
-        low, high = min(low, per_element / 4), max(high, per_element * 8)
-        basis += "; retyped, so between the extremes"
-    size = part.file_bytes
-    return Held(part.component, Range(int(low * size), int(expected * size), int(high * size)), Source.ASSUMED, basis)
+        low, high = min(factor.low, per_element / 4), max(factor.high, per_element * 8)
+        return low, min(max(low, factor.expected), high), high, "retyped, so between the extremes"
+    elements, width = BLOCKS[retyping.to]
+    ratio = width / elements / (stored[1] / stored[0])
+
+    def at(share: float, rest: float) -> float:
+        return share * ratio + (1 - share) * rest
+
+    fewest, usual, most = _MATRICES.get(part.component, _MATRICES[DIFFUSION_MODEL])
+    bounds = [at(share, rest) for share in (fewest, most) for rest in (factor.low, factor.high)]
+    words = f"matrices become {retyping.to}, {ratio:.2f} of their bytes: {fewest:.0%} to {most:.0%} of such a file"
+    return min(bounds), at(usual, factor.expected), max(bounds), words
+
+
+DIFFUSION_MODEL = "diffusion_model"
+_MATRICES = {
+    # The part of a file that is retyped: fewest, usual, most. From resident bytes at F16, Q8_0 and Q4_0
+    # (stable-diffusion-cpp-python 0.4.7, 2026-11-30): SD 1.5's UNet 0.31, SD3.5 medium 0.82, SDXL 0.87, FLUX.1 and
+    # Qwen-Image 1.0. Checkpoints in one file are UNets with their encoders, models in parts are transformers; an
+    # autoencoder is kernels, which no type changes.
+    "model": (0.3, 0.85, 1.0),
+    DIFFUSION_MODEL: (0.3, 1.0, 1.0),
+    "vae": (0.0, 0.0, 0.1),
+}
+_WIDEST_FIRST = sorted(BLOCKS, key=len, reverse=True)
+"""Longer names before those that are part of them: BF16 before F16."""
