@@ -21,6 +21,7 @@ from weighbridge.pull.errors import PullError, PullReason
 from weighbridge.pull.http import Http, InterruptedTransferError
 from weighbridge.pull.transfer import ATTEMPTS, Transfer, Watcher
 from weighbridge.pull.wanted import WantedFile
+from weighbridge.pull.watchdog import Watchdog
 
 from clients.python.tests.client_broken_host import Handler, Host, running
 
@@ -216,6 +217,32 @@ def test_every_trouble_of_the_hosts_own_is_worth_another_try(tmp_path: Path, sta
     with running(Host(files={"/m.bin": CONTENT})) as host:
         host.behave = lambda handler, number: number == 1 and (handler.answer(status, b"") or True)
         assert Bringing(tmp_path).bring(f"{host.address}/m.bin") == CONTENT
+
+
+def test_a_connection_that_took_all_the_time_to_make_is_cut_as_soon_as_it_is_there() -> None:
+    """The dog barks while nobody is there yet, as when a name is looked up for long."""
+    now, (ours, theirs) = [0.0], socket.socketpair()
+    watchdog = Watchdog(0.01, clock=lambda: now[0])
+    with ours, theirs:
+        theirs.settimeout(10)
+        with watchdog.step():
+            now[0] = 1.0
+            while not watchdog.barked:
+                threading.Event().wait(0.001)
+            watchdog.watch(ours)
+            assert theirs.recv(1) == b""
+    watchdog.close()
+
+
+def test_what_was_cut_stays_cut() -> None:
+    ours, theirs = socket.socketpair()
+    watchdog = Watchdog(30.0)
+    with ours, theirs:
+        theirs.settimeout(10)
+        watchdog.cut()
+        watchdog.watch(ours)
+        assert theirs.recv(1) == b""
+    watchdog.close()
 
 
 def test_a_cut_from_another_thread_is_a_broken_connection(tmp_path: Path) -> None:

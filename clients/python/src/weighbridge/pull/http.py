@@ -80,7 +80,7 @@ class Http:
             pool.clear()
 
     def cut(self) -> None:
-        """Ends the request at hand, from another thread: it fails as if the network had broken."""
+        """Ends the request at hand, from another thread, and all that come: they fail as if the network had broken."""
         self._watchdog.cut()
 
     @contextmanager

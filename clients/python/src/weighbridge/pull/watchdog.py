@@ -26,6 +26,7 @@ class Watchdog:
         self._connection: socket.socket | None = None
         self._deadline: float | None = None
         self._thread: threading.Thread | None = None
+        self._over = False
         self._closed = False
         self.barked = False
 
@@ -35,6 +36,9 @@ class Watchdog:
         handle = connection.dup()
         with self._changed:
             old, self._connection = self._connection, handle
+            if self.barked or self._over:
+                # The step's time went by while a name was looked up, or a connection made.
+                self._cut()
         if old is not None:
             old.close()
 
@@ -53,8 +57,9 @@ class Watchdog:
                 self._deadline = None
 
     def cut(self) -> None:
-        """Ends the connection now: whoever waits for it hears that it broke."""
+        """Ends the connection now, and each one that comes: whoever waits for it hears that it broke."""
         with self._changed:
+            self._over = True
             self._cut()
 
     def close(self) -> None:
