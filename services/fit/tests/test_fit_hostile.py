@@ -334,15 +334,15 @@ def test_a_split_gguf_in_a_folder_is_priced_whole_or_not_at_all(root: Path) -> N
     assert (error.reason, error.file) == (WeightReason.SPLIT_INCOMPLETE, "model-00002-of-00003.gguf")
 
 
-def test_a_split_of_thousands_of_parts_is_looked_through_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = 4096
+def test_a_split_of_many_parts_is_looked_through_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = 200
     for number in range(1, parts + 1):
         (root / f"m/model-{number:05d}-of-{parts:05d}.gguf").touch()
     asked: list[str] = []
     named = weight_names.split_names
     monkeypatch.setattr(weight_names, "split_names", lambda name: asked.append(name) or named(name))
     assert refusal(root).reason is WeightReason.TRUNCATED
-    # Once for each part it would be 16 million names.
+    # Once for each part it would be 16 million names of the 4,096 parts that a model may have.
     assert len(asked) == 1
 
 

@@ -119,7 +119,7 @@ STEPS = st.integers(1, 3000) | st.sampled_from([1, 2, 7, 64, 100, 255, 256, 257,
 @given(st.integers(1, 3000), STEPS)
 def test_a_contexts_slots_are_the_most_of_every_prompt_up_to_it(tokens: int, step: int) -> None:
     """Skipping rounds of equal steps and shorter prompts changes nothing."""
-    prompts = range(max(1, tokens - 600), tokens + 1)
+    prompts = range(max(1, tokens - 300), tokens + 1)
     most = max(cache_growth.capacity_after(fed(prompt, step)) for prompt in prompts)
     assert cache_growth.slots_up_to(tokens, step) == most
 
