@@ -16,8 +16,10 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
-from weighbridge.cli import main
+from weighbridge.cli import main, pull_display
 from weighbridge.cli.pull_display import PullDisplay
+from weighbridge.pull.errors import PullReason
+from weighbridge.pull.settings import pull_settings
 from weighbridge.pull.wanted import WantedFile
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2
@@ -312,3 +314,15 @@ def test_a_log_hears_now_and_then_how_far_it_is() -> None:
     lines = to.file.getvalue().splitlines()  # type: ignore[attr-defined] # the StringIO given above
     assert [line.split(", ")[-1] for line in lines[2:-1]] == ["50%", "100%"]
     assert lines[-1] == "verified   a.gguf"
+
+
+def test_the_documents_name_every_reason_event_and_setting() -> None:
+    documents = Path(__file__).parents[3] / "docs"
+    pulling, settings = (documents / "pull.md").read_text(), (documents / "settings.md").read_text()
+    source = Path(pull_display.__file__).read_text()
+    events = set(re.findall(r'event="(\w+)"', source)) | set(re.findall(r'_step\("(\w+)"', source))
+    assert events >= {"planned", "progress", "failed"}
+    for name in [*events, *PullReason]:
+        assert f"| `{name}` |" in pulling, name
+    for name in re.findall(r"``(WEIGHBRIDGE_PULL_\w+)``", pull_settings.__doc__ or ""):
+        assert f"| `{name}` |" in pulling and f"| `{name}` |" in settings, name
