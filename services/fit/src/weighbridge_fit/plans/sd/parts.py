@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from weighbridge_fit.facts import TensorFact, WeightFacts, WeightFormat
+from weighbridge_fit.gguf.types import TENSOR_TYPES
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.sd.remembered import Remembered
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
@@ -19,6 +20,7 @@ TEXT = (Component.CLIP_L, Component.CLIP_G, Component.T5XXL, Component.LLM, Comp
 DIFFUSION = (Component.DIFFUSION_MODEL, HIGH_NOISE, Component.CONTROL_NET, Component.CLIP_VISION, Component.LORA)
 PICTURE = (Component.VAE, Component.TAESD)
 
+_BLOCK_TYPES = frozenset(kind.name for kind in TENSOR_TYPES.values() if kind.block_elements > 1)
 _UNET_FAMILY = frozenset({"sd15", "sd21", "sdxl", "sdxl_refiner", "sd1_tiny", "sdxs512", "svd"})
 _PREFIX: Mapping[str, str] = {
     Component.DIFFUSION_MODEL: "model.diffusion_model.",
@@ -139,16 +141,31 @@ def _main(model: Model, architecture: str) -> tuple[LoadedPart, ...]:
 
 def _from_tensors(facts: WeightFacts, architecture: str) -> tuple[LoadedPart, ...]:
     checkpoint = any(_CHECKPOINT.match(fact.name) for _, fact in facts.tensors)
+    folder, reverse = len(facts.files) > 1, _reversed(facts)
     groups: dict[str, list[Weight]] = {}
-    for _, fact in facts.tensors:
-        component = _component(fact.name) if checkpoint else Component.DIFFUSION_MODEL
-        weight = _weight(component, fact, facts.format, architecture)
+    for label, fact in facts.tensors:
+        if checkpoint and (not folder or _CHECKPOINT.match(fact.name)):
+            component = _component(fact.name)
+        else:
+            # Files of parts, in a folder or alone: what each one is was told by all of its tensors.
+            component = label if folder and label in _PREFIX else Component.DIFFUSION_MODEL
+        weight = _weight(component, fact, label in reverse, architecture)
         if weight is not None:
             groups.setdefault(_home(weight, component), []).append(weight)
     return tuple(
         LoadedPart(component, tuple(weights), sum(weight.fact.bytes for weight in weights))
         for component, weights in groups.items()
     )
+
+
+def _reversed(facts: WeightFacts) -> frozenset[str]:
+    """Components whose shapes give the fastest dimension first: those of GGUF files, which in a folder of several
+    containers are told by the block types that no other container has."""
+    if facts.format is WeightFormat.GGUF:
+        return frozenset(label for label, _ in facts.tensors)
+    if facts.format is not WeightFormat.MIXED:
+        return frozenset()
+    return frozenset(label for label, fact in facts.tensors if fact.dtype in _BLOCK_TYPES)
 
 
 def _companions(model: Model, architecture: str) -> list[LoadedPart]:
@@ -161,7 +178,10 @@ def _companions(model: Model, architecture: str) -> list[LoadedPart]:
 
 
 def _from_file(role: str, facts: WeightFacts, architecture: str) -> tuple[LoadedPart, ...]:
-    weights = [weight for _, fact in facts.tensors if (weight := _weight(role, fact, facts.format, architecture))]
+    reverse = _reversed(facts)
+    weights = [
+        weight for label, fact in facts.tensors if (weight := _weight(role, fact, label in reverse, architecture))
+    ]
     own = tuple(weight for weight in weights if _home(weight, role) == role)
     made = [LoadedPart(role, own, facts.file_bytes, facts.quantization, separate=True)]
     vision = tuple(weight for weight in weights if _home(weight, role) != role)
@@ -227,12 +247,12 @@ def _home(weight: Weight, component: str) -> str:
     return Component.LLM_VISION if weight.name.startswith(_PREFIX[Component.LLM_VISION]) else component
 
 
-def _weight(component: str, fact: TensorFact, stored: WeightFormat, architecture: str) -> Weight | None:
+def _weight(component: str, fact: TensorFact, reverse: bool, architecture: str) -> Weight | None:
     surplus = _SURPLUS.get(component)
     if component not in _PREFIX or (surplus is not None and surplus.search(fact.name)):
         return None
     name = _engine_name(component, fact.name, architecture)
-    row = (fact.shape[0] if stored is WeightFormat.GGUF else fact.shape[-1]) if fact.shape else 1
+    row = fact.shape[0 if reverse else -1] if fact.shape else 1
     return Weight(name, fact, row)
 
 
