@@ -177,6 +177,18 @@ def test_a_second_ledger_on_the_same_file_is_refused(tmp_path: Path) -> None:
     SqliteStore(path).close()
 
 
+def test_a_second_ledger_is_refused_by_whatever_link_it_comes(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "data" / "ledger.db")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ledger.db").symlink_to(tmp_path / "data" / "ledger.db")
+    (tmp_path / "folder").symlink_to(tmp_path / "data")
+    for by in ("other", "folder"):
+        with pytest.raises(StoreRefusedError, match="Another ledger"):
+            SqliteStore(tmp_path / by / "ledger.db")
+    store.close()
+    SqliteStore(tmp_path / "other" / "ledger.db").close()
+
+
 def spoil_with_text(path: Path) -> None:
     path.write_text("not a database, but somebody's notes\n" * 10)
 
@@ -185,6 +197,14 @@ def spoil_by_another_program(path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("CREATE TABLE other (x)")
     db.execute("PRAGMA application_id = 42")
+    db.commit()
+    db.close()
+
+
+def spoil_by_a_program_without_a_mark(path: Path) -> None:
+    """Most programs set no application_id."""
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE postings (x)")
     db.commit()
     db.close()
 
@@ -210,6 +230,7 @@ def spoil_by_truncation(path: Path) -> None:
     [
         (spoil_with_text, "no database of the ledger"),
         (spoil_by_another_program, "belongs to another program"),
+        (spoil_by_a_program_without_a_mark, "belongs to another program"),
         (spoil_by_newer_schema, "newer version"),
         (spoil_by_truncation, "damaged"),
     ],
@@ -224,6 +245,7 @@ def test_what_cannot_be_used_is_refused_and_left_alone(
         SqliteStore(path)
     assert "left as it is" in str(refused.value)
     assert path.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"ledger.db", "ledger.db.lock"}
     # The lock was given back, so that the next start is told the same and not that somebody has it.
     with pytest.raises(StoreRefusedError, match=says):
         SqliteStore(path)

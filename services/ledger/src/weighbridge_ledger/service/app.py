@@ -11,6 +11,7 @@ from weighbridge_common.settings import SettingsError
 from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 
 from weighbridge_ledger.book import Book, Home, Policy
+from weighbridge_ledger.health.policy import Mode
 from weighbridge_ledger.machine.declared import MachineSpecError
 from weighbridge_ledger.machine.probe import open_probe
 from weighbridge_ledger.service.clock import Clock, system_clock
@@ -20,8 +21,7 @@ from weighbridge_ledger.service.servicer import LedgerServicer
 from weighbridge_ledger.service.sweep import IsAlive, sweep
 from weighbridge_ledger.settings import LedgerSettings
 from weighbridge_ledger.store import SqliteStore, Store, StoreError, StoreRefusedError
-
-DATABASE = "ledger.db"
+from weighbridge_ledger.store.sqlite import DATABASE
 
 ID_BYTES = 16
 """Lease ids are 128 random bits too, but anybody may see them."""
@@ -42,7 +42,9 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
     settings = context.settings
     assert isinstance(settings, LedgerSettings)
     try:
-        probe = await open_probe(settings.machine, node_id=settings.node_id)
+        probe = await open_probe(
+            settings.machine, node_id=settings.node_id, sensors=settings.health_mode() is not Mode.OFF
+        )
     except MachineSpecError as error:
         raise SettingsError(f"{LedgerSettings.variable('machine')}: {error}") from error
     except Exception as error:
@@ -52,7 +54,7 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
     except StoreRefusedError as error:
         raise StartError(str(error)) from error
     try:
-        servicer = await assemble(probe, store, settings.policy())
+        servicer = await assemble(probe, store, settings.policy(), health=settings.health_mode())
     except BaseException as error:
         store.close()
         if isinstance(error, StoreRefusedError):
@@ -73,6 +75,7 @@ async def assemble(
     clock: Clock = system_clock,
     is_alive: IsAlive = processes.is_alive,
     home: Home | None = None,
+    health: Mode = Mode.OBSERVE,
 ) -> LedgerServicer:
     """A ledger with everything that was committed taken up and the dead swept, not yet started (rule 14).
 
@@ -84,7 +87,7 @@ async def assemble(
     snapshot = store.load()
     epoch = store.begin_epoch()
     last_observation = store.last_observation()
-    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill))
+    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill), health)
     here = processes.current()
     book = Book(
         machine.ceilings(),

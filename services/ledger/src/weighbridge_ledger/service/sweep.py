@@ -26,7 +26,7 @@ async def sweep(keeper: Keeper, is_alive: IsAlive = processes.is_alive) -> None:
     """Look once."""
     watched = keeper.book.processes_to_watch()
     # Death is final, so it does not matter that the book may move while another thread looks.
-    dead = await asyncio.to_thread(_dead_among, watched, is_alive) if watched else frozenset()
+    dead = await asyncio.to_thread(dead_among, watched, is_alive) if watched else frozenset()
     keeper.run(lambda book, now: book.processes_died(dead, now))
     keeper.committer.retry()
 
@@ -42,7 +42,7 @@ async def sweep_for_ever(keeper: Keeper, is_alive: IsAlive = processes.is_alive)
         await asyncio.sleep(SWEEP_PERIOD_S)
 
 
-def _dead_among(watched: Iterable[ProcessIdentity], is_alive: IsAlive) -> frozenset[ProcessIdentity]:
+def dead_among(watched: Iterable[ProcessIdentity], is_alive: IsAlive) -> frozenset[ProcessIdentity]:
     return frozenset(process for process in watched if _proven_dead(process, is_alive))
 
 

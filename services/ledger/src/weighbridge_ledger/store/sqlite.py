@@ -27,23 +27,19 @@ from weighbridge_ledger.book.records import (
     Snapshot,
 )
 from weighbridge_ledger.store import codec
+from weighbridge_ledger.store.contents import read_snapshot
+from weighbridge_ledger.store.database_file import APPLICATION_ID, DamagedError, examine, left_alone
 from weighbridge_ledger.store.interface import AnyWrite, Observation, PutObservation, StoreError, StoreRefusedError
 from weighbridge_ledger.store.memory import OBSERVATIONS_KEPT
 from weighbridge_ledger.store.migrations import MIGRATIONS
 
-APPLICATION_ID = 0x57424C47
-"""Marks our files for SQLite and for `file`: "WBLG"."""
-
-SCHEMA_VERSION = len(MIGRATIONS)
+DATABASE = "ledger.db"
+"""Its name in the ledger's data folder."""
 
 CHECKPOINT_PAGES = 128
 """The write-ahead log is folded into the database after so many pages (512 KiB; SQLite's own default is 1000). From
 then on it is overwritten where it lies, and syncing a file that does not grow changes nothing in the file system's own
 records: a commit took 156 µs instead of 219 (medians of 700, ext4, November 2026)."""
-
-_MAGIC = b"SQLite format 3\0"
-_HEADER_BYTES = 100
-"""The header of an SQLite file: magic at 0, user_version at 60, application_id at 68, both big-endian 32-bit."""
 
 
 class SqliteStore:
@@ -58,6 +54,8 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path) -> None:
+        # A link is another name for the same file: the lock lies beside the file itself, and so does SQLite's log.
+        path = path.resolve()
         self._path = path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,7 +63,7 @@ class SqliteStore:
             raise StoreRefusedError(f"The folder {path.parent} cannot be made: {error.strerror}.") from error
         self._lock = _lock(path.with_name(path.name + ".lock"))
         try:
-            _examine(path)
+            examine(path)
             self._db = _open(path)
         except BaseException:
             os.close(self._lock)
@@ -88,23 +86,16 @@ class SqliteStore:
     def load(self) -> Snapshot:
         """See Store."""
         try:
-            return self._load()
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise StoreRefusedError(
-                f"{self._path} holds records that cannot be read ({error!r}). {_lost(self._path)}"
-            ) from error
-
-    def _load(self) -> Snapshot:
-        db = self._db
-        limit, spill = self._meta("limit_bytes"), self._meta("allow_spill")
-        return Snapshot(
-            leases=tuple(codec.decode_lease(*row) for row in db.execute("SELECT lease_id, fence, record FROM leases")),
-            tickets=tuple(codec.decode_ticket(*row) for row in db.execute("SELECT request_id, record FROM tickets")),
-            ended=tuple(codec.decode_ended(*row) for row in db.execute("SELECT lease_id, record FROM ended")),
-            counter=int(self._meta("counter") or 0),
-            limit_bytes=int(limit) if limit else None,
-            allow_spill={"1": True, "0": False}.get(spill or ""),
-        )
+            snapshot, unreadable = read_snapshot(self._db)
+        except sqlite3.DatabaseError as error:
+            raise DamagedError(f"{self._path} cannot be read ({error}). {left_alone(self._path)}") from error
+        if unreadable:
+            first = unreadable[0]
+            raise DamagedError(
+                f"{self._path} holds records that cannot be read ({first.table} {first.key}: {first.problem}). "
+                f"{left_alone(self._path)}"
+            )
+        return snapshot
 
     def commit(self, writes: Sequence[AnyWrite]) -> None:
         """See Store."""
@@ -220,47 +211,6 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _examine(path: Path) -> None:
-    """Refuse what is not ours, damaged or newer, before anything of it is written."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    lost = _lost(path)
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-    except OSError as error:
-        raise StoreRefusedError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(header) < _HEADER_BYTES or header[:16] != _MAGIC:
-        raise StoreRefusedError(f"{path} is no database of the ledger, or it is damaged. {lost}")
-    _check_version(path, int.from_bytes(header[60:64], "big"))
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
-    except sqlite3.DatabaseError as error:
-        raise StoreRefusedError(f"{path} is damaged ({error}). {lost}") from error
-    if application not in (0, APPLICATION_ID):
-        raise StoreRefusedError(f"{path} belongs to another program. {lost}")
-    if found != ["ok"]:
-        raise StoreRefusedError(f"{path} is damaged ({'; '.join(found)}). {lost}")
-
-
-def _lost(path: Path) -> str:
-    return (
-        f"It was left as it is. Move {path} away to start with an empty store: leases of living engines are then "
-        "unknown, so stop the engines first."
-    )
-
-
-def _check_version(path: Path, version: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise StoreRefusedError(
-            f"{path} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}). It was left "
-            "as it is. Start that version again, or give this one a data folder of its own."
-        )
-
-
 def _open(path: Path) -> sqlite3.Connection:
     try:
         # Made before SQLite would, so that nobody else can read it for a moment.
@@ -270,7 +220,9 @@ def _open(path: Path) -> sqlite3.Connection:
         raise StoreRefusedError(f"{path} cannot be opened: {error}.") from error
     try:
         _configure(db)
-        _migrate(db)
+        if migrate(db):
+            # So that the version stands in the file's own header, where the next start looks before it opens anything.
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except sqlite3.Error as error:
         db.close()
         raise StoreRefusedError(f"{path} cannot be used: {error}.") from error
@@ -287,7 +239,8 @@ def _configure(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA checkpoint_fullfsync = ON")
 
 
-def _migrate(db: sqlite3.Connection) -> None:
+def migrate(db: sqlite3.Connection) -> bool:
+    """Bring the schema of an open database up to this version's, each step whole or not at all; False: it was."""
     version: Any = db.execute("PRAGMA user_version").fetchone()[0]
     for step, statements in enumerate(MIGRATIONS[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
@@ -297,5 +250,4 @@ def _migrate(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {step}")
         db.execute("COMMIT")
-        # So that the version stands in the file's own header, where the next start looks before it opens anything.
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    return bool(version < len(MIGRATIONS))

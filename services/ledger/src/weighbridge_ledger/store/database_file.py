@@ -1,0 +1,133 @@
+"""What can be said of a database file before it is used, and how to look into it without changing anything."""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from weighbridge_ledger.store.interface import StoreRefusedError
+from weighbridge_ledger.store.migrations import MIGRATIONS
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x57424C47
+"""Marks our files for SQLite and for `file`: "WBLG"."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+"""The header of an SQLite file: magic at 0, user_version at 60, application_id at 68, both big-endian 32-bit."""
+
+_ATTEMPTS = 5
+"""Looks at a file that a ledger opens or closes meanwhile: each takes milliseconds, and a ledger longer to start."""
+
+
+class DamagedError(StoreRefusedError):
+    """The file is broken, or its records are."""
+
+
+class NewerSchemaError(StoreRefusedError):
+    """A newer version wrote the file."""
+
+
+class OtherProgramError(StoreRefusedError):
+    """The file is somebody else's."""
+
+
+def examine(path: Path) -> None:
+    """Refuse what is not ours, damaged or newer. Nothing is changed, nor is any file made beside it.
+
+    An absent or empty file is well: it will become a database.
+
+    Raises:
+        DamagedError, NewerSchemaError, OtherProgramError: it is that.
+        StoreRefusedError: it cannot be read.
+    """
+    if path.exists() and path.stat().st_size > 0:
+        read(path, lambda db: None)
+
+
+def read(path: Path, query: Callable[[sqlite3.Connection], T]) -> T:
+    """Run `query` on one consistent view of a database of ours, also of one that a ledger is using, which goes on.
+
+    Nothing is changed, nor is any file made beside it: a database that nobody has open is read as a file that cannot
+    change, and read again if it did. `query` may run more than once.
+
+    Raises:
+        DamagedError, NewerSchemaError, OtherProgramError: it is that.
+        StoreRefusedError: it cannot be read.
+    """
+    _check_header(path)
+    for _ in range(_ATTEMPTS):
+        before = _state(path)
+        try:
+            result = _read_once(path, query, unchanging=not before[1])
+        except (sqlite3.Error, StoreRefusedError) as error:
+            if _state(path) != before and not before[1]:
+                continue
+            if isinstance(error, StoreRefusedError):
+                raise
+            if isinstance(error, sqlite3.OperationalError):  # such as a lock, or a folder that may not be written
+                raise StoreRefusedError(f"{path} cannot be read: {error}. {left_alone(path)}") from error
+            raise DamagedError(f"{path} is damaged ({error}). {left_alone(path)}") from error
+        if before[1] or _state(path) == before:
+            return result
+    raise StoreRefusedError(f"{path} is being opened and closed all the time. Try again.")
+
+
+def left_alone(path: Path) -> str:
+    """What to do with a file that cannot be used."""
+    return (
+        f"It was left as it is. Move {path} away to start with an empty store, or put a backup in its place: leases of "
+        "living engines are then unknown, so stop the engines first."
+    )
+
+
+def _state(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
+    """(which file it is and when it was last written, whether somebody has it open or was killed with it open)."""
+    beside = any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal"))
+    try:
+        status = path.stat()
+    except OSError:
+        return None, beside
+    return (status.st_ino, status.st_size, status.st_mtime_ns), beside
+
+
+def _read_once(path: Path, query: Callable[[sqlite3.Connection], T], *, unchanging: bool) -> T:
+    uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if unchanging else ''}"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        db.execute("BEGIN")  # the first look of a transaction fixes what all of it sees
+        _check_contents(path, db)
+        return query(db)
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError as error:
+        raise StoreRefusedError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(header) < _HEADER_BYTES or header[:16] != _MAGIC:
+        raise DamagedError(f"{path} is no database of the ledger, or it is damaged. {left_alone(path)}")
+    _check_version(path, int.from_bytes(header[60:64], "big"))
+
+
+def _check_contents(path: Path, db: sqlite3.Connection) -> None:
+    _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
+    application = db.execute("PRAGMA application_id").fetchone()[0]
+    # Ours carries its mark from the transaction on that made its first table.
+    if application != APPLICATION_ID and (application or db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()):
+        raise OtherProgramError(f"{path} belongs to another program. {left_alone(path)}")
+    found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+    if found != ["ok"]:
+        raise DamagedError(f"{path} is damaged ({'; '.join(found)}). {left_alone(path)}")
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{path} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}). It was left "
+            "as it is. Start that version again, or give this one a data folder of its own."
+        )
