@@ -24,7 +24,9 @@ def model_digest(labelled: Iterable[Labelled]) -> str:
     """Lower-case hex SHA-256 over the canonical facts.
 
     One line per tensor (component, name, dtype, shape, bytes), sorted, so that sharding, file names and the order in a
-    file do not matter, and no weight is read.
+    file do not matter, and no weight is read. Names and the order of a shape are the container's: a GGUF conversion is
+    another model than the safetensors it was made from, even where not a bit of the weights differs. Another engine
+    loads it, and what was measured of one says nothing of the other.
     """
     lines = sorted(
         f"{component}\0{tensor.name}\0{tensor.dtype}\0{','.join(map(str, tensor.shape))}\0{tensor.bytes}\n"
