@@ -213,7 +213,8 @@ def test_a_pull_that_was_killed_leaves_no_lock_and_nothing_that_looks_whole(
         pulling.process.communicate(timeout=30)
     assert not (tmp_path / "m" / "weighbridge.json").exists()
     assert not (tmp_path / "m" / "w.gguf").exists()
-    assert run("pull", "m").exit_code == 0
+    again = run("pull", "m")
+    assert again.exit_code == 0 and "341.8 KiB to come, 341.8 KiB came earlier" in again.stderr
     assert host.header("Range")[-1] == f"bytes={pulling.half}-"
     assert (tmp_path / "m" / "w.gguf").read_bytes() == CONTENT
 
@@ -243,7 +244,8 @@ def test_a_reader_who_goes_away_ends_a_pull(host: Host, fake_suite: Any, tmp_pat
 def test_programs_are_told_everything_by_stable_names(host: Host) -> None:
     events = [json.loads(line) for line in run("pull", "m", "--json").stdout.splitlines()]
     size = str(len(CONTENT))
-    assert events[0] == {"event": "planned", "files": 1, "total_bytes": size, "missing_bytes": size}
+    planned = {"event": "planned", "files": 1, "total_bytes": size, "missing_bytes": size, "partial_bytes": "0"}
+    assert events[0] == planned
     assert events[1] == {"event": "file", "path": "w.gguf", "size_bytes": size, "there": False}
     steps = [event for event in events if event["event"] in ("progress", "verifying")]
     assert all(set(step) == {"event", "path", "bytes", "size_bytes"} for step in steps)
@@ -288,7 +290,7 @@ def test_bars_keep_to_the_terminal_whatever_files_are_called(width: int) -> None
     with PullDisplay(to) as display:
         listener = display.listener(lambda: False)
         listener.on_verify(files[0], 10)
-        listener.on_plan(2, 2000, 2000)
+        listener.on_plan(2, 2000, 2000, 0)
         for file in files:
             listener.on_file(file, False)
             listener.on_bytes(file, 500)
@@ -305,7 +307,7 @@ def test_a_log_hears_now_and_then_how_far_it_is() -> None:
     to, now = Console(file=io.StringIO(), width=100, markup=False), [0.0]
     display = PullDisplay(to, clock=lambda: now[0])
     file = WantedFile("a.gguf", 4 << 30, "0" * 64)
-    display.on_plan(1, 4 << 30, 4 << 30)
+    display.on_plan(1, 4 << 30, 4 << 30, 0)
     display.on_file(file, False)
     for step in range(5):
         now[0] = step * 20.0

@@ -57,7 +57,7 @@ def pull_command(model: str, machine: machine_pb2.Machine | None, check_only: bo
             _show_check(checked, json_output=json_output)
             return None
         if not checked.assessed:
-            say(f"Whether it runs here could not be found out ({checked.assessment.reason}); it is downloaded anyway.")
+            say(f"{checked.assessment.reason} It is downloaded anyway.")
         display = JsonPullDisplay(console()) if json_output else PullDisplay(console(stderr=True))
         try:
             with cancelled_by_signals(), display:

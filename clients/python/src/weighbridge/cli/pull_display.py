@@ -71,11 +71,13 @@ class PullDisplay:
             on_done=self.on_done,
         )
 
-    def on_plan(self, files: int, total: int, missing: int) -> None:
+    def on_plan(self, files: int, total: int, missing: int, partial: int) -> None:
         """How much is to come."""
         self._end_bar()
         count = "1 file" if files == 1 else f"{files:,} files"
-        self._to.print(f"{count}, {format_size(total)}; {format_size(missing) if missing else 'nothing'} to come.")
+        to_come = format_size(missing - partial) if missing else "nothing"
+        earlier = f", {format_size(partial)} came earlier" if partial else ""
+        self._to.print(f"{count}, {format_size(total)}; {to_come} to come{earlier}.")
         self._missing = missing
 
     def on_file(self, file: WantedFile, there: bool) -> None:
@@ -164,9 +166,10 @@ class JsonPullDisplay(PullDisplay):
     ) -> None:
         """Nothing to end."""
 
-    def on_plan(self, files: int, total: int, missing: int) -> None:
+    def on_plan(self, files: int, total: int, missing: int, partial: int) -> None:
         """How much is to come."""
-        self._print(event="planned", files=files, total_bytes=str(total), missing_bytes=str(missing))
+        sizes = {"total_bytes": str(total), "missing_bytes": str(missing), "partial_bytes": str(partial)}
+        self._print(event="planned", files=files, **sizes)
 
     def on_file(self, file: WantedFile, there: bool) -> None:
         """One file begins, or is there already."""

@@ -66,13 +66,13 @@ class Order:
 class Listener:
     """Who hears how a pull goes.
 
-    `on_plan` hears once how many files there are, their bytes, and how many of those are to come; `on_file` of each
-    file before it comes or is skipped, and whether it is there already; `on_bytes` how much of it is there;
-    `on_verify` how much of it was read to verify it (of files that were there before: ahead of the plan); `on_done`
-    that it is in its place.
+    `on_plan` hears once how many files there are, their bytes, those of files that are not there, and how many of these
+    came earlier; `on_file` of each file before it comes or is skipped, and whether it is there already; `on_bytes` how
+    much of it is there; `on_verify` how much of it was read to verify it (of files that were there before: ahead of the
+    plan); `on_done` that it is in its place.
     """
 
-    on_plan: Callable[[int, int, int], None] = lambda files, total, missing: None
+    on_plan: Callable[[int, int, int, int], None] = lambda files, total, missing, partial: None
     on_file: Callable[[WantedFile, bool], None] = lambda file, there: None
     on_bytes: Callable[[WantedFile, int], None] = lambda file, count: None
     on_note: Callable[[str], None] = lambda _: None
@@ -136,7 +136,7 @@ def _pull(
     record = read_record(folder)
     if (whole := _whole_already(order, record)) is not None:
         total = sum(file.size_bytes for file in whole)
-        listener.on_plan(len(whole), total, 0)
+        listener.on_plan(len(whole), total, 0, 0)
         for file in whole:
             listener.on_file(file, True)
         clear_work(work)
@@ -149,8 +149,9 @@ def _pull(
     missing_bytes = sum(file.size_bytes for file in missing)
     names = {name for file in missing if file.url for name in names_of(file)}
     clear_work(work, {*names, VERIFIED_NAME, *([HUB_NAME] if source else [])})
-    check_room(folder, missing_bytes - _come_so_far(work, missing))
-    listener.on_plan(len(files), sum(file.size_bytes for file in files), missing_bytes)
+    partial_bytes = _come_so_far(work, missing)
+    check_room(folder, missing_bytes - partial_bytes)
+    listener.on_plan(len(files), sum(file.size_bytes for file in files), missing_bytes, partial_bytes)
     if missing:
         _remember(folder, there)
         drop_record(folder)
