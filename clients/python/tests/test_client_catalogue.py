@@ -67,6 +67,12 @@ def test_the_catalogue_is_one_row_for_each_model_from_every_page(catalogue: Any)
     assert "1 of 3 run here." in result.stdout
 
 
+def test_models_that_run_are_counted_among_all(catalogue: Any) -> None:
+    shown = run("fits", "--runs").stdout
+    assert "1 of 3 run here." in shown
+    assert "small" in shown and "middle" not in shown
+
+
 def test_manifests_that_were_left_out_are_told_as_they_are(catalogue: Any) -> None:
     catalogue.fits.notes.append("mine.json, [red]name: Field required.")
     lines = run("fits").stdout.splitlines()

@@ -255,6 +255,11 @@ class Suite:
         request = ledger_service_pb2.GetCapacityRequest(machine=machine)
         return await self._call("ledger", lambda: self.ledger.GetCapacity(request, timeout=CALL_TIMEOUT_S))
 
+    async def set_limit(self, limit_bytes: int | None) -> ledger_service_pb2.SetLimitResponse:
+        """Set the person's limit over everything; None: automatic. Nobody is evicted by it."""
+        request = ledger_service_pb2.SetLimitRequest(limit_bytes=limit_bytes)
+        return await self._call("ledger", lambda: self.ledger.SetLimit(request, timeout=CALL_TIMEOUT_S))
+
     async def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """All leases, oldest first: every page in one response."""
 

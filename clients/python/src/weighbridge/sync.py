@@ -99,6 +99,10 @@ class SyncSuite:
         """See :meth:`weighbridge.Suite.capacity`."""
         return self._wait(self._suite.capacity(machine))
 
+    def set_limit(self, limit_bytes: int | None) -> ledger_service_pb2.SetLimitResponse:
+        """See :meth:`weighbridge.Suite.set_limit`."""
+        return self._wait(self._suite.set_limit(limit_bytes))
+
     def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """See :meth:`weighbridge.Suite.leases`."""
         return self._wait(self._suite.leases(include_released=include_released))

@@ -10,6 +10,7 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.machines import parse_machine
 from weighbridge.options import ENGINES, parse_options
+from weighbridge.sizes import parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +26,9 @@ QUALITY_OF_NAME = {
     "standard": plan_pb2.QUALITY_TIER_STANDARD,
     "high": plan_pb2.QUALITY_TIER_HIGH,
 }
+
+AUTOMATIC = "auto"
+"""A limit that is none: what the machine allows by itself."""
 
 ENGINE_CHOICE = click.Choice(["mlx", "sd", "ds4"])
 """The engines that can load a model."""
@@ -78,6 +82,36 @@ class RowsParam(click.ParamType):  # type: ignore[type-arg] # generic from click
             )
             self.fail(message, param, ctx)
         return parts
+
+
+class PositionParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``EPOCH:REVISION``: a point in the ledger's changes."""
+
+    name = "EPOCH:REVISION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """See click.ParamType."""
+        if isinstance(value, tuple):
+            return value
+        epoch, _, revision = str(value).rpartition(":")
+        if not epoch or re.fullmatch(r"\d{1,18}", revision, re.ASCII) is None:
+            self.fail(f"{value!r} is no point in the changes. Write it as `watch` tells it: EPOCH:REVISION.", param, ctx)
+        return epoch, int(revision)
+
+
+class LimitParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
+    """``24GiB`` in bytes; ``auto``, in place of bytes."""
+
+    name = "SIZE|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """See click.ParamType."""
+        if isinstance(value, int) or str(value).lower() == AUTOMATIC:
+            return value if isinstance(value, int) else AUTOMATIC
+        try:
+            return parse_size(str(value))
+        except ValueError as wrong:
+            self.fail(f"{wrong} Or write auto for what the machine allows.", param, ctx)
 
 
 def json_option(command: F) -> F:

@@ -46,6 +46,7 @@ def fits(
                 machine=machine,
                 catalog_ids=models,
             )
+        listed = len(response.fits)
         if runs:
             kept = [fit for fit in response.fits if fit.assessment.verdict == requirement_pb2.VERDICT_RUNS]
             del response.fits[:]
@@ -53,13 +54,13 @@ def fits(
         if json_output:
             print_json(response)
         else:
-            print_fits(console(), response)
+            print_fits(console(), response, listed)
 
     run_command("fits", body, json_output=json_output, only_ids=True)
 
 
-def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse) -> None:
-    """One row for each model."""
+def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse, listed: int) -> None:
+    """One row for each model that is shown; ``listed``: how many there were before some were left out."""
     words = machine_words(response.capacity).removeprefix("a ")
     to.print(f"{words[:1].upper()}{words[1:]}, {format_size(response.capacity.total.effective_bytes)} for models")
     to.print()
@@ -82,7 +83,7 @@ def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse) -> None:
     count = sum(fit.assessment.verdict == requirement_pb2.VERDICT_RUNS for fit in response.fits)
     to.print()
     to.print(
-        f"{count} of {len(response.fits)} run here. weighbridge fit MODEL says why, weighbridge pull MODEL gets it."
+        f"{count} of {listed} run here. weighbridge fit MODEL says why, weighbridge pull MODEL gets it."
     )
     for note in response.notes:
         to.print(Text(f"Left out: {note}"))
