@@ -24,14 +24,20 @@ class JsonObject(list[tuple[str, Any]]):
     """An object as its pairs in file order, so that duplicate keys can be seen."""
 
 
-def loads_pairs(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> Any:
-    """Parses `data`; objects come back as `JsonObject`. Raises HEADER_INVALID, TOO_DEEP or PARSE_BUDGET."""
+def loads_pairs(
+    data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH, constants: bool = False
+) -> Any:
+    """Parses `data`; objects come back as `JsonObject`. Raises HEADER_INVALID, TOO_DEEP or PARSE_BUDGET.
+
+    `constants`: NaN, Infinity and -Infinity, which are no JSON, are floats and no error.
+    """
     # Each value is followed by a comma or closes something that was opened, so this bounds the number of values.
     if data.count(b",") + data.count(b"[") + data.count(b"{") > max_values:
         raise WeightError(WeightReason.PARSE_BUDGET, f"the JSON holds more than {max_values} values")
     _check_depth(data, max_depth)
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=JsonObject, parse_constant=_refuse_constant)
+        parse_constant = float if constants else _refuse_constant
+        return json.loads(data.decode("utf-8"), object_pairs_hook=JsonObject, parse_constant=parse_constant)
     except UnicodeDecodeError as error:
         raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not UTF-8", offset=error.start) from error
     except json.JSONDecodeError as error:
@@ -41,10 +47,12 @@ def loads_pairs(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = M
         raise WeightError(WeightReason.HEADER_INVALID, "the JSON holds a number nobody can mean") from error
 
 
-def loads_object(data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+def loads_object(
+    data: bytes, *, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH, constants: bool = False
+) -> dict[str, Any]:
     """Parses an object into plain dicts. Raises what `loads_pairs` raises, DUPLICATE_KEY, or HEADER_INVALID for a
     non-object and for text that is not Unicode."""
-    pairs = loads_pairs(data, max_values=max_values, max_depth=max_depth)
+    pairs = loads_pairs(data, max_values=max_values, max_depth=max_depth, constants=constants)
     if not isinstance(pairs, JsonObject):
         raise WeightError(WeightReason.HEADER_INVALID, "the JSON is not an object", offset=0)
     value: dict[str, Any] = _plain(pairs)

@@ -65,12 +65,16 @@ class ModelFolder:
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
-    """A JSON object of bounded size. Raises `WeightError` naming the file."""
+    """A JSON object of bounded size. Raises `WeightError` naming the file.
+
+    Python writes infinities as they are, and transformers before 5 did so in configs: `"time_step_limit": [0.0,
+    Infinity]` of Mamba 2 and the hybrids built on it.
+    """
     with open_regular(path) as file:
         try:
             if file.size > max_bytes:
                 raise WeightError(WeightReason.HEADER_TOO_LARGE, "the file is too large to be what its name says")
-            return loads_object(file.read_exactly(0, file.size))
+            return loads_object(file.read_exactly(0, file.size), constants=True)
         except WeightError as error:
             raise error.in_file(path.name) from error
 
