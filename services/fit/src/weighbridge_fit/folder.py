@@ -309,16 +309,9 @@ def _without_copies(names: list[str], notes: list[str]) -> list[str]:
 
 def _refuse_incomplete_splits(names: list[str]) -> None:
     """A split GGUF is priced whole or not at all."""
-    present, seen = set(names), set[str]()
-    for name in names:
-        if name in seen:
-            # A split is looked through once, not once for each of its parts.
-            continue
-        parts = weight_names.split_names(name)
-        missing = next((part for part in parts if part not in present), None)
-        if missing is not None:
-            raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=missing)
-        seen.update(parts)
+    missing = weight_names.missing_part(names)
+    if missing is not None:
+        raise WeightError(WeightReason.SPLIT_INCOMPLETE, "a part of the split file is missing", file=missing)
 
 
 def _plain_name(name: str, suffix: str) -> bool:

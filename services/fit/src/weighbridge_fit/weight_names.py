@@ -66,6 +66,21 @@ def split_names(name: str) -> list[str]:
     return [f"{found['stem']}-{number:05d}-of-{found['count']}.gguf" for number in range(1, count + 1)]
 
 
+def missing_part(names: Iterable[str]) -> str | None:
+    """The first part of a split that is not among some names; None where every split is whole."""
+    listed = list(names)
+    present, seen = set(listed), set[str]()
+    for name in listed:
+        # A split is looked through once, not once for each of its parts.
+        if name not in seen:
+            parts = split_names(name)
+            missing = next((part for part in parts if part not in present), None)
+            if missing is not None:
+                return missing
+            seen.update(parts)
+    return None
+
+
 def without_projectors(names: Sequence[str], notes: list[str]) -> list[str]:
     """GGUF names without the projectors among them, unless there is nothing else."""
     models = [name for name in names if PROJECTOR_NAME not in name.lower()]
