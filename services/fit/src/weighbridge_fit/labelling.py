@@ -80,9 +80,14 @@ def image_architecture(files: Sequence[FileFacts]) -> str:
 
 def is_adapter(files: Sequence[FileFacts]) -> bool:
     """Whether the tensors of some files are those of a low-rank adapter."""
-    names = [tensor.name for file in files for tensor in file.tensors]
-    pairs = [name for name in names if component_of(name) == Part.LORA]
-    return bool(pairs) and all(component_of(name) == Part.LORA or name.endswith(_BESIDE_PAIRS) for name in names)
+    paired = False
+    for file in files:
+        for tensor in file.tensors:
+            if component_of(tensor.name) == Part.LORA:
+                paired = True
+            elif not tensor.name.endswith(_BESIDE_PAIRS):
+                return False  # a model's own tensor: its other names need no look
+    return paired
 
 
 def _label_file(file: FileFacts, image: bool) -> list[Labelled]:

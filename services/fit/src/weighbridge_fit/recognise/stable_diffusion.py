@@ -92,6 +92,8 @@ _PREFIXES = (
     ("output_norm.", Part.LLM),
     ("output.weight", Part.LLM),
 )
+# All of them in one pass: the group that matched is the prefix's place. Models have up to 100,000 tensors.
+_PREFIX = re.compile("|".join(f"({re.escape(prefix)})" for prefix, _ in _PREFIXES))
 # text_encoders.NAME. of any other encoder is a language model's (qwen25_7b, qwen3_4b, mistral3_24b ...).
 _OTHER_ENCODER = re.compile(r"text_encoders\.[^.]+\.(?P<vision>(?:transformer\.)?(?:model\.)?visual\.)?")
 _LORA = re.compile(
@@ -147,9 +149,9 @@ def component_of(name: str) -> str:
         return Part.LORA
     if _SCHEDULE.match(name):
         return Part.UNUSED
-    for prefix, part in _PREFIXES:
-        if name.startswith(prefix):
-            return part
+    prefix = _PREFIX.match(name)
+    if prefix and prefix.lastindex:
+        return _PREFIXES[prefix.lastindex - 1][1]
     encoder = _OTHER_ENCODER.match(name)
     if encoder:
         return Part.LLM_VISION if encoder["vision"] else Part.LLM
