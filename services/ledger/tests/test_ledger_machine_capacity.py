@@ -4,22 +4,14 @@ import pytest
 from weighbridge_ledger.machine.capacity import Committed, assemble
 from weighbridge_ledger.machine.declared import parse_spec
 from weighbridge_ledger.machine.external import ExternalUse
+from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.messages import (
     InvalidMachineError,
     capacity_to_proto,
     machine_from_proto,
     machine_to_proto,
 )
-from weighbridge_ledger.machine.model import (
-    GIB,
-    Device,
-    Finding,
-    LiveDevice,
-    LiveMemory,
-    Machine,
-    Pool,
-    Source,
-)
+from weighbridge_ledger.machine.model import GIB, Device, LiveDevice, LiveMemory, Machine, Pool, Source
 from weighbridge_proto.memory.v1 import machine_pb2
 
 CARDS = Machine(

@@ -104,8 +104,8 @@ def test_the_setting_takes_a_spec_too() -> None:
             "cgroups[0].version must be 1 or 2",
         ),
         (
-            '{"format": "weighbridge.machine-readings/1", "platform": "linux", "devices": [{"device_id": "a", "name": "A", '
-            '"temperatures": [{"sensor": "gpu", "celsius": NaN}]}]}',
+            '{"format": "weighbridge.machine-readings/1", "platform": "linux", "devices": [{"device_id": "a", '
+            '"name": "A", "temperatures": [{"sensor": "gpu", "celsius": NaN}]}]}',
             "devices[0].temperatures[0].celsius must be a number",
         ),
         ("x" * (2**20 + 1), "too large"),

@@ -304,6 +304,9 @@ def test_integrated_graphics_beside_a_card_add_nothing() -> None:
         ("Quadro RTX 6000", DeviceKind.OWN),
         ("Orin (nvgpu)", DeviceKind.SHARED),
         ("NVIDIA GB100", DeviceKind.OWN),  # not a GB10
+        ("NVIDIA Thor", DeviceKind.SHARED),
+        ("NVIDIA GH200 480GB", DeviceKind.OWN),
+        ("AMD Instinct MI300A", DeviceKind.SHARED),
         ("llvmpipe", DeviceKind.UNKNOWN),
     ],
 )
@@ -316,3 +319,23 @@ def test_recorded_live_memory_does_not_count_when_declared() -> None:
     assert result.machine.source is Source.DECLARED
     assert result.live.host_free_bytes is None
     assert result.live.devices == ()
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "used", "left"),
+    # Published for one card under ROCm, in MiB: the compute library leaves out what the display holds.
+    [(16_368, 16_332, 162, 16_206), (16_368, 5630, 10_914, 5454), (24_576, 23_614, 612, 23_614)],
+)
+def test_of_two_sources_the_lower_one_counts(total: int, free: int, used: int, left: int) -> None:
+    card = DeviceReading("d", "AMD Radeon RX 7800 XT", total * MIB, free * MIB, used * MIB, integrated=False)
+    live = interpret(Readings("linux", ram_bytes=64 * GIB, devices=(card,))).live.device("d")
+    assert live.free_bytes == left * MIB
+
+
+def test_a_process_that_holds_more_than_there_is_is_rejected_by_name() -> None:
+    card = DeviceReading("d", "NVIDIA L4", 24 * GIB, 20 * GIB, 4 * GIB, processes=((1, 2**64 - 1), (2, GIB), (3, None)))
+    result = interpret(Readings("linux", ram_bytes=64 * GIB, ram_available_bytes=GIB, devices=(card,)))
+    processes = result.live.device("d").processes
+    assert processes is not None
+    assert [process.used_bytes for process in processes] == [None, GIB, None]
+    assert reasons(result) == {"PROCESS_USE_IMPOSSIBLE"}

@@ -1,6 +1,7 @@
 """The probes: files of a made-up Linux, a made-up NVML, and a probe that is slow, broken or asked often."""
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -14,10 +15,10 @@ from weighbridge_ledger.machine.cgroups import CgroupDirectory, memory_directori
 from weighbridge_ledger.machine.interpret import interpret
 from weighbridge_ledger.machine.model import GIB, Pool, Source
 from weighbridge_ledger.machine.probe import MachineProbe, ThisMachine, open_probe, this_node
-from weighbridge_ledger.machine.probe_darwin import read_sysctl, read_vm_stat, run_command
-from weighbridge_ledger.machine.probe_linux import find_directories, read_cgroups, read_meminfo
+from weighbridge_ledger.machine.probe_darwin import read_panics, read_sysctl, read_vm_stat, run_command
+from weighbridge_ledger.machine.probe_linux import find_directories, read_board, read_cgroups, read_meminfo
 from weighbridge_ledger.machine.probe_nvml import NvmlSession
-from weighbridge_ledger.machine.readings import DeviceReading, Readings
+from weighbridge_ledger.machine.readings import DeviceReading, Readings, TemperatureReading
 from weighbridge_ledger.machine.recorded import from_json, to_json
 
 V2_MOUNT = "34 25 0:29 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -131,8 +132,22 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: dict[str, Any], version: int | None = None) -> Any:  # noqa: N802
         return self._answer(handle, "memory" if version is None else "memory2")
 
+    def nvmlDeviceGetTemperature(self, handle: dict[str, Any], sensor: int) -> Any:  # noqa: N802
+        assert sensor == 0
+        return self._answer(handle, "celsius")
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: dict[str, Any], which: int) -> Any:  # noqa: N802
+        return self._answer(handle, {1: "slowdown", 2: "memory_max"}[which])
+
+    def nvmlDeviceGetFieldValues(self, handle: dict[str, Any], fields: list[int]) -> Any:  # noqa: N802
+        assert fields == [82]
+        return [self._answer(handle, "memory_celsius")]
+
     def __getattr__(self, name: str) -> Any:
         keys = {
+            "nvmlDeviceGetMarginTemperature": "margin",
+            "nvmlDeviceGetCurrentClocksEventReasons": "reasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons": "old_reasons",
             "nvmlDeviceGetUUID": "uuid",
             "nvmlDeviceGetName": "name",
             "nvmlDeviceGetMigMode": "mig",
@@ -183,6 +198,32 @@ def test_nvml_devices() -> None:
     )
 
 
+def _field(value: int, code: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=value))
+
+
+@pytest.mark.parametrize(
+    ("answers", "temperatures", "reasons"),
+    [
+        # Until Ada the driver says where the slow-down is, since then how far away.
+        ({"celsius": 61, "slowdown": 98, "old_reasons": 4}, (TemperatureReading("gpu", 61, 98),), 4),
+        ({"celsius": 61, "margin": 30, "slowdown": 1, "reasons": 0}, (TemperatureReading("gpu", 61, 91),), 0),
+        ({"celsius": 61, "memory_celsius": _field(0)}, (TemperatureReading("gpu", 61),), None),
+        ({"memory_celsius": _field(70), "memory_max": 95}, (TemperatureReading("memory", 70, 95),), None),
+        ({"memory_celsius": _field(70, code=3)}, (), None),  # NVML_ERROR_NOT_SUPPORTED
+        ({}, (), None),
+    ],
+)
+def test_nvml_sensors(
+    answers: dict[str, Any], temperatures: tuple[TemperatureReading, ...], reasons: int | None
+) -> None:
+    session = _session([{"name": "NVIDIA L4", **answers}])
+    (reading,) = session.read()
+    assert (reading.temperatures, reading.slowdown_reasons) == (temperatures, reasons)
+    (quiet,) = session.read(sensors=False)
+    assert (quiet.temperatures, quiet.slowdown_reasons) == ((), None)
+
+
 def test_a_partitioned_card_counts_as_its_partitions() -> None:
     partitions = [
         {"uuid": f"MIG-{index}", "name": "NVIDIA A100 MIG 3g.20gb", "memory": _memory(20, 19, 1)} for index in range(2)
@@ -224,6 +265,32 @@ def test_a_mac_is_asked_value_by_value() -> None:
     assert read_sysctl(run) == {"hw.memsize": "68719476736", "hw.optional.arm64": "1"}
     assert read_vm_stat(run) is None
     assert asked[-1] == ["/usr/bin/vm_stat"]
+
+
+def test_a_mac_keeps_the_beginnings_of_its_latest_panics(tmp_path: Path) -> None:
+    now = 1_800_000_000.0
+    dated = {
+        "panic-full-2027-01-15-075000.0002.panic": 600,
+        "panic-full-2027-01-15-070000.0001.ips": 3600,
+        "Kernel_2027-01-13-000000_mac.panic": 200_000,  # too old
+        "python3-2027-01-15-075500.ips": 300,  # a program that crashed
+        "notes.txt": 10,
+    }
+    for name, age in dated.items():
+        (tmp_path / name).write_text("panic(cpu 1)" + "x" * 100_000)
+        os.utime(tmp_path / name, (now - age, now - age))
+    reports = read_panics(now, (tmp_path / "gone", tmp_path))
+    assert [(report.name, report.modified_at) for report in reports] == [
+        ("panic-full-2027-01-15-075000.0002.panic", now - 600),
+        ("panic-full-2027-01-15-070000.0001.ips", now - 3600),
+    ]
+    assert len(reports[0].head) == 16 * 1024
+
+
+def test_the_device_tree_names_a_jetson(tmp_path: Path) -> None:
+    _write(tmp_path, {"proc/device-tree/compatible": "nvidia,p3701-0000\0nvidia,tegra234\0"})
+    assert interpret(Readings("linux", ram_bytes=32 * GIB, board=read_board(tmp_path))).machine.pool is Pool.UNIFIED
+    assert read_board(tmp_path / "gone") == ""
 
 
 def test_a_command_that_fails_is_no_reading() -> None:

@@ -5,15 +5,8 @@ from dataclasses import dataclass, field
 
 from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for, under_limit
 from weighbridge_ledger.machine.external import NO_EXTERNAL_USE, ExternalUse
-from weighbridge_ledger.machine.model import (
-    UNMEASURED,
-    Device,
-    Finding,
-    LiveMemory,
-    Machine,
-    Source,
-    messages,
-)
+from weighbridge_ledger.machine.findings import Finding, messages
+from weighbridge_ledger.machine.model import UNMEASURED, Device, LiveMemory, Machine, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +54,12 @@ def assemble(
     live: LiveMemory = UNMEASURED,
     external: ExternalUse = NO_EXTERNAL_USE,
     findings: tuple[Finding, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Capacity:
     """The capacity of a machine, automatic and under the person's limit, beside what is committed and measured.
 
     Live memory and external use count on a detected machine only. `findings` are those of the static readings; those
-    of `live` are added.
+    of `live` are added, and `remarks` behind them.
     """
     automatic = automatic_ceilings(machine)
     ceilings = ceilings_for(machine, limit_bytes, allow_spill)
@@ -105,7 +99,7 @@ def assemble(
         devices=devices,
         total=total,
         spill_allowed=ceilings.spill_allowed,
-        notes=messages((*findings, *live.findings)),
+        notes=(*messages((*findings, *live.findings)), *remarks),
         measured_at=live.measured_at,
     )
 

@@ -48,11 +48,14 @@ def host_share(machine: Machine) -> int:
     """R: what models may hold in host memory, or in all memory on a unified machine.
 
     A limit that the system was told for the GPU of a unified machine counts where it is lower; a higher one raises
-    nothing.
+    nothing. What a driver lets a GPU use by its own default counts too, but takes nothing from models that run on the
+    processor: the share is no lower than without the GPU.
     """
     if machine.pool is not Pool.UNIFIED:
         return ram_share(machine.ram_bytes)
     share = unified_share(machine.ram_bytes)
+    if machine.gpu_mappable_bytes is not None:
+        share = min(share, max(machine.gpu_mappable_bytes, ram_share(machine.ram_bytes)))
     return share if machine.gpu_wired_bytes is None else min(share, machine.gpu_wired_bytes)
 
 

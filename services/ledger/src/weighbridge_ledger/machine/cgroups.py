@@ -7,11 +7,17 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from weighbridge_ledger.machine.model import Finding
+from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.readings import CgroupLevel
 
 V2_FILES = ("memory.max", "memory.high", "memory.current", "memory.stat")
-V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+V1_FILES = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "memory.memsw.usage_in_bytes",
+    "memory.stat",
+)
 
 # Version 1 writes "no limit" as LONG_MAX rounded down to a page (9223372036854771712 with 4 KiB pages, less with
 # larger ones). Nobody sets a limit of 2^62 bytes on purpose.
@@ -103,18 +109,25 @@ def interpret_cgroups(levels: tuple[CgroupLevel, ...]) -> CgroupMemory:
     """The lowest limit along the hierarchy, and the least that is left beneath any limit in it.
 
     memory.high counts like memory.max: a group above it is throttled until it is below again. Page cache on the file
-    lists can be dropped and is not used memory (the kernel's own MemAvailable counts it the same way).
+    lists and kernel objects that can be reclaimed can be dropped and are not used memory (the kernel's own MemAvailable
+    counts them the same way). Swap is no memory: what a group has swapped out under version 2 (memory.swap.current) is
+    neither used nor free here. Version 1 can limit memory and swap together; what was swapped out takes room beneath
+    that limit, so it counts as a second one.
     """
     limits: list[int] = []
     frees: list[int | None] = []
     findings: list[Finding] = []
     for level in levels:
         limit = _lowest_limit(level, findings)
-        if limit is None:
-            continue
-        limits.append(limit)
-        used = _used_bytes(level)
-        frees.append(None if used is None else max(0, limit - used))
+        if limit is not None:
+            limits.append(limit)
+            used = _used_bytes(level, "memory.current" if level.version == 2 else "memory.usage_in_bytes")
+            frees.append(None if used is None else max(0, limit - used))
+        with_swap = _limit(level.files.get("memory.memsw.limit_in_bytes", "max"), findings)
+        if with_swap is not None:
+            limits.append(with_swap)
+            used = _used_bytes(level, "memory.memsw.usage_in_bytes")
+            frees.append(None if used is None else max(0, with_swap - used))
     if not limits:
         return CgroupMemory(None, None, tuple(findings))
     if any(free is None for free in frees):
@@ -156,8 +169,7 @@ def _limit(text: str, findings: list[Finding]) -> int | None:
     return limit
 
 
-def _used_bytes(level: CgroupLevel) -> int | None:
-    name = "memory.current" if level.version == 2 else "memory.usage_in_bytes"
+def _used_bytes(level: CgroupLevel, name: str) -> int | None:
     text = level.files.get(name, "").strip()
     if not text.isascii() or not text.isdigit():
         return None
@@ -165,6 +177,7 @@ def _used_bytes(level: CgroupLevel) -> int | None:
     prefix = "" if level.version == 2 else "total_"
     stat = _stat(level)
     droppable = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+    droppable += stat.get("slab_reclaimable", 0)  # version 1 has no such line
     return max(0, int(text) - droppable)
 
 

@@ -16,12 +16,14 @@ class DeviceKind(Enum):
 
 
 # Checked in order, on names in lower case without (R) and (TM). GB10 and DGX Spark are one board: a CPU and a GPU on
-# one memory. Jetson modules (Orin, Thor, Xavier) report themselves as "... (nvgpu)". Intel graphics are integrated
+# one memory. Jetson modules (Orin, Thor, Xavier) report themselves as "... (nvgpu)", or by name alone. The A of MI300A
+# is for APU: its HBM is the host's memory. Intel graphics are integrated
 # except the Arc boards (a letter, two to four digits, optionally Pro); AMD says "Radeon Graphics", "Radeon 780M" or
 # Vega for the integrated ones.
 _RULES: tuple[tuple[str, DeviceKind], ...] = (
     (r"\bgb10\b|\bdgx spark\b", DeviceKind.SHARED),
-    (r"\bnvgpu\b|\btegra\b|\bjetson\b", DeviceKind.SHARED),
+    (r"\bnvgpu\b|\btegra\b|\bjetson\b|\bnvidia (thor|orin|xavier)\b", DeviceKind.SHARED),
+    (r"\bmi300a\b", DeviceKind.SHARED),
     (r"\bqualcomm\b|\badreno\b", DeviceKind.SHARED),
     (r"\barc\s+(pro\s+)?[ab]\d{2,4}\b", DeviceKind.OWN),
     (r"\bintel\b|\biris\b|\buhd graphics\b", DeviceKind.SHARED),

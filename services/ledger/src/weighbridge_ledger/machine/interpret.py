@@ -3,17 +3,17 @@
 Impossible readings are rejected with a named reason and become unknown; what is not supported is unknown, never zero.
 """
 
+import re
 from dataclasses import replace
 
+from weighbridge_ledger.machine.ceilings import unified_share
 from weighbridge_ledger.machine.cgroups import interpret_cgroups
-from weighbridge_ledger.machine.device_kind import shares_host_memory
+from weighbridge_ledger.machine.devices import as_device, device_processes, free_exceeds, live_device, sort_devices
+from weighbridge_ledger.machine.drm import interpret_drm
+from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.model import (
-    LARGEST_CARD_BYTES,
     LARGEST_RAM_BYTES,
     UNMEASURED,
-    Device,
-    DeviceProcess,
-    Finding,
     Interpretation,
     LiveDevice,
     LiveMemory,
@@ -22,8 +22,10 @@ from weighbridge_ledger.machine.model import (
     Source,
     in_gib,
 )
+from weighbridge_ledger.machine.panics import last_gpu_panic
 from weighbridge_ledger.machine.platform_texts import meminfo_bytes, parse_vm_stat
 from weighbridge_ledger.machine.readings import DeviceReading, Readings
+from weighbridge_ledger.machine.sensors import DeviceSensors, device_sensors
 
 MIB = 2**20
 
@@ -32,6 +34,11 @@ OVERLAP_CAP_NUMERATOR, OVERLAP_CAP_DENOMINATOR = 9, 10
 
 
 NO_FREE_MEMORY = "The machine's free memory cannot be measured here: what other programs hold counts as nothing."
+
+PRESSURE = {
+    2: "macOS reports memory pressure (warning): it compresses and swaps what programs hold.",
+    4: "macOS reports critical memory pressure: it is about to end programs.",
+}
 
 
 class UnreadableMachineError(ValueError):
@@ -70,9 +77,12 @@ def interpret(
             )
         )
 
-    cards, shared = _sort_devices(readings, physical, findings)
+    drm = interpret_drm(readings.drm, nvml_answers=bool(readings.devices))
+    findings += drm.findings
+    read = (*readings.devices, *drm.devices)
+    cards, shared = sort_devices(read, physical, readings.unified, findings)
     pool = _pool(readings, cards, shared)
-    devices = tuple(_device(card, findings) for card in cards)
+    devices = tuple(as_device(card, findings) for card in cards)
     if pool is Pool.DISCRETE and shared:
         names = ", ".join(reading.name for reading in shared)
         findings.append(
@@ -86,6 +96,7 @@ def interpret(
         source=source,
         gpu_wired_bytes=_gpu_wired(readings, physical, findings) if pool is Pool.UNIFIED else None,
         platform=_platform(readings),
+        gpu_mappable_bytes=_mappable(drm.mappable_bytes, physical, findings) if pool is Pool.UNIFIED else None,
     )
     if source is not Source.DETECTED:
         return Interpretation(machine, UNMEASURED, tuple(findings))
@@ -93,8 +104,12 @@ def interpret(
     live = _host_live(readings, physical, ram, cgroup.free_bytes, cgroup.limit_bytes is not None, live_findings)
     live = replace(
         live,
-        devices=tuple(_live_device(card, live_findings) for card in cards)
-        + tuple(LiveDevice(reading.device_id, processes=_processes(reading)) for reading in shared),
+        devices=tuple(live_device(card, live_findings) for card in cards)
+        + tuple(
+            LiveDevice(reading.device_id, processes=device_processes(reading, live_findings)) for reading in shared
+        ),
+        sensors=_sensors((*cards, *shared), live_findings),
+        gpu_panic_at=last_gpu_panic(readings.crash_reports),
         findings=tuple(live_findings),
         measured_at=now,
     )
@@ -128,82 +143,24 @@ def _sysctl_integer(readings: Readings, name: str) -> int | None:
     return int(text) if text.removeprefix("-").isdecimal() else None
 
 
-def _sort_devices(
-    readings: Readings, physical: int, findings: list[Finding]
-) -> tuple[tuple[DeviceReading, ...], tuple[DeviceReading, ...]]:
-    """Usable devices: those with memory of their own, and those that share the host's."""
-    cards: list[DeviceReading] = []
-    shared: list[DeviceReading] = []
-    seen: set[str] = set()
-    for reading in readings.devices:
-        if reading.device_id in seen:
-            findings.append(Finding("DUPLICATE_DEVICE", f"{reading.name} was reported twice; counted once."))
-            continue
-        seen.add(reading.device_id)
-        if _shares(readings, reading, physical):
-            if reading.total_bytes is not None and reading.total_bytes > physical:
-                findings.append(
-                    Finding(
-                        "DEVICE_EXCEEDS_PHYSICAL",
-                        f"{reading.name} reported {in_gib(reading.total_bytes)} of memory, shared with a host of "
-                        f"{in_gib(physical)}; rejected.",
-                    )
-                )
-            shared.append(reading)
-        elif (problem := _card_problem(reading)) is not None:
-            findings.append(problem)
-        else:
-            cards.append(reading)
-    return tuple(cards), tuple(shared)
-
-
-def _shares(readings: Readings, reading: DeviceReading, physical: int) -> bool:
-    if readings.unified is not None:
-        return readings.unified
-    return shares_host_memory(reading.name, reading.integrated, reading.total_bytes, physical)
-
-
-def _card_problem(reading: DeviceReading) -> Finding | None:
-    total = reading.total_bytes
-    if total is None:
-        return Finding(
-            "DEVICE_MEMORY_UNSUPPORTED",
-            f"{reading.name} does not say how much memory it has; it is not counted as a card.",
-        )
-    if total <= 0:
-        return Finding("DEVICE_MEMORY_NOT_POSITIVE", f"{reading.name} reported no memory at all; rejected.")
-    if total > LARGEST_CARD_BYTES:
-        return Finding("DEVICE_MEMORY_IMPOSSIBLE", f"{reading.name} reported {in_gib(total)} of memory; rejected.")
-    return None
-
-
 def _pool(readings: Readings, cards: tuple[DeviceReading, ...], shared: tuple[DeviceReading, ...]) -> Pool:
     if readings.unified:
         return Pool.UNIFIED
     if cards:
         return Pool.DISCRETE
-    if readings.unified is None and (shared or _is_apple_silicon(readings)):
+    if readings.unified is None and (shared or _is_apple_silicon(readings) or _is_tegra(readings)):
         return Pool.UNIFIED
     return Pool.CPU
+
+
+def _is_tegra(readings: Readings) -> bool:
+    """Jetson modules: before JetPack 6 they have no NVML, and their GPU is no PCI device either."""
+    return re.search(r"\bnvidia,tegra", readings.board) is not None
 
 
 def _is_apple_silicon(readings: Readings) -> bool:
     """Intel Macs have no hw.optional.arm64; it is 1 on Apple silicon, for translated processes too."""
     return readings.platform == "darwin" and readings.sysctl.get("hw.optional.arm64", "").strip() == "1"
-
-
-def _device(reading: DeviceReading, findings: list[Finding]) -> Device:
-    assert reading.total_bytes is not None
-    limit = reading.allocation_limit_bytes
-    if limit is not None and not 0 < limit <= reading.total_bytes:
-        findings.append(
-            Finding(
-                "ALLOCATION_LIMIT_IMPOSSIBLE",
-                f"The largest allocation that {reading.name} reported is impossible; rejected.",
-            )
-        )
-        limit = None
-    return Device(reading.device_id, reading.name, reading.total_bytes, limit)
 
 
 def _platform(readings: Readings) -> str:
@@ -225,9 +182,40 @@ def _gpu_wired(readings: Readings, physical: int, findings: list[Finding]) -> in
     return wired
 
 
+def _mappable(mappable: int | None, physical: int, findings: list[Finding]) -> int | None:
+    """What an APU's driver lets its GPU use. Kernels give it half of the memory unless they are told more."""
+    if mappable is None:
+        return None
+    if mappable > physical:
+        findings.append(
+            Finding(
+                "DEVICE_EXCEEDS_PHYSICAL",
+                f"The GPU's driver offers it {in_gib(mappable)}, but the machine has {in_gib(physical)}; rejected.",
+            )
+        )
+        return None
+    if mappable < unified_share(physical):
+        findings.append(
+            Finding(
+                "GPU_MAPPABLE",
+                f"The driver lets the GPU use {in_gib(mappable)} of the machine's memory; the kernel's "
+                "ttm.pages_limit raises it.",
+            )
+        )
+    return mappable
+
+
+def _sensors(readings: tuple[DeviceReading, ...], findings: list[Finding]) -> tuple[DeviceSensors, ...]:
+    found = (device_sensors(reading, findings) for reading in readings)
+    return tuple(sensors for sensors in found if sensors.says_anything)
+
+
 def _host_live(
     readings: Readings, physical: int, ram: int, cgroup_free: int | None, has_limit: bool, findings: list[Finding]
 ) -> LiveMemory:
+    level = _sysctl_integer(readings, "kern.memorystatus_vm_pressure_level")
+    if level in PRESSURE:
+        findings.append(Finding("MEMORY_PRESSURE", PRESSURE[level]))
     if readings.vm_stat is not None:
         return _darwin_live(readings.vm_stat, ram, findings)
     available = readings.ram_available_bytes
@@ -237,7 +225,7 @@ def _host_live(
         findings.append(Finding("FREE_MEMORY_UNSUPPORTED", NO_FREE_MEMORY))
         return UNMEASURED
     if not 0 <= available <= physical:
-        findings.append(_free_exceeds("The machine", available, physical))
+        findings.append(free_exceeds("The machine", available, physical))
         return UNMEASURED
     if has_limit:
         if cgroup_free is None:
@@ -253,51 +241,9 @@ def _darwin_live(text: str, ram: int, findings: list[Finding]) -> LiveMemory:
         findings.append(Finding("FREE_MEMORY_UNSUPPORTED", NO_FREE_MEMORY))
         return UNMEASURED
     if pages.free_bytes > ram:
-        findings.append(_free_exceeds("The machine", pages.free_bytes, ram))
+        findings.append(free_exceeds("The machine", pages.free_bytes, ram))
         return UNMEASURED
     capped = min(pages.reclaimable_bytes, ram * OVERLAP_CAP_NUMERATOR // OVERLAP_CAP_DENOMINATOR)
     cached = pages.cached_bytes
     used = None if cached is None else max(0, ram - pages.free_bytes - cached)
     return LiveMemory(host_free_bytes=max(capped, pages.free_bytes), host_used_bytes=used)
-
-
-def _live_device(reading: DeviceReading, findings: list[Finding]) -> LiveDevice:
-    total = reading.total_bytes
-    assert total is not None
-    free, used = reading.free_bytes, reading.used_bytes
-    if free is not None and not 0 <= free <= total:
-        # A driver that is wrong about one of the two figures is not believed about the other.
-        findings.append(_free_exceeds(reading.name, free, total))
-        free = used = None
-    elif used is not None and not 0 <= used <= total:
-        findings.append(
-            Finding(
-                "USED_EXCEEDS_TOTAL",
-                f"{reading.name} reported {in_gib(used)} used of {in_gib(total)}; the reading is rejected.",
-            )
-        )
-        free = used = None
-    elif free is None and used is None:
-        findings.append(
-            Finding(
-                "DEVICE_USE_UNSUPPORTED",
-                f"{reading.name} does not say what is in use: what other programs hold on it counts as nothing.",
-            )
-        )
-    elif free is None and used is not None:
-        free = total - used
-    elif used is None and free is not None:
-        used = total - free
-    return LiveDevice(reading.device_id, free, used, _processes(reading))
-
-
-def _free_exceeds(what: str, free: int, total: int) -> Finding:
-    return Finding(
-        "FREE_EXCEEDS_TOTAL", f"{what} reported {in_gib(free)} free of {in_gib(total)}; the reading is rejected."
-    )
-
-
-def _processes(reading: DeviceReading) -> tuple[DeviceProcess, ...] | None:
-    if reading.processes is None:
-        return None
-    return tuple(DeviceProcess(pid, used) for pid, used in reading.processes)

@@ -1,8 +1,10 @@
 """The words of this package: machine, devices, live memory, and findings about readings that could not be used."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+
+from weighbridge_ledger.machine.findings import Finding
+from weighbridge_ledger.machine.sensors import DeviceSensors
 
 GIB = 2**30
 
@@ -44,8 +46,9 @@ class Machine:
 
     `ram_bytes` is physical memory, or the container's limit where that is lower. `devices` are cards with their own
     memory: empty for UNIFIED and CPU. `gpu_wired_bytes` is what the operating system was told the GPU of a unified
-    machine may hold at most; None where nobody told it anything. `platform` is operating system and processor, such as
-    darwin/arm64; "" where it is not known.
+    machine may hold at most; None where nobody told it anything. `gpu_mappable_bytes` is what the GPU's driver lets it
+    use of a unified machine's memory unless it is told otherwise; None: all of it, or not known. `platform` is
+    operating system and processor, such as darwin/arm64; "" where it is not known.
     """
 
     node_id: str
@@ -55,18 +58,11 @@ class Machine:
     source: Source = Source.DETECTED
     gpu_wired_bytes: int | None = None
     platform: str = ""
+    gpu_mappable_bytes: int | None = None
 
     def device(self, device_id: str) -> Device | None:
         """The card with this id, or None."""
         return next((device for device in self.devices if device.device_id == device_id), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A reading that was rejected or is not supported: a stable UPPER_SNAKE reason and a sentence for people."""
-
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +102,10 @@ class LiveMemory:
     findings: tuple[Finding, ...] = ()
     measured_at: float | None = None
     """Seconds since the epoch; None where nothing was measured."""
+    sensors: tuple[DeviceSensors, ...] = ()
+    """What the same reading said of temperatures; only devices that say anything."""
+    gpu_panic_at: float | None = None
+    """When the GPU's driver last brought the system down, in seconds since the epoch; None: no report of it."""
 
     def device(self, device_id: str) -> LiveDevice:
         """The live figures of a device; all None where it was not read."""
@@ -122,11 +122,6 @@ class Interpretation:
     machine: Machine
     live: LiveMemory
     findings: tuple[Finding, ...] = field(default=())
-
-
-def messages(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """The findings' sentences, each once, in order."""
-    return tuple(dict.fromkeys(finding.message for finding in findings))
 
 
 def in_gib(size_bytes: int) -> str:

@@ -8,25 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
 import psutil
 
 from weighbridge_ledger.machine.declared import load_declared
+from weighbridge_ledger.machine.drift import against_start
+from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.interpret import interpret
-from weighbridge_ledger.machine.model import (
-    UNMEASURED,
-    Finding,
-    Interpretation,
-    LiveDevice,
-    LiveMemory,
-    Machine,
-    Source,
-)
-from weighbridge_ledger.machine.probe_darwin import read_sysctl, read_vm_stat
-from weighbridge_ledger.machine.probe_linux import find_directories, read_cgroups, read_meminfo
+from weighbridge_ledger.machine.model import UNMEASURED, Interpretation, LiveMemory, Machine, Source
+from weighbridge_ledger.machine.probe_darwin import PRESSURE_NAME, read_panics, read_sysctl, read_vm_stat
+from weighbridge_ledger.machine.probe_drm import DrmFolder
+from weighbridge_ledger.machine.probe_linux import find_directories, read_board, read_cgroups, read_meminfo
 from weighbridge_ledger.machine.probe_nvml import NvmlSession
 from weighbridge_ledger.machine.readings import Readings
 
@@ -58,12 +52,20 @@ class ThisMachine:
     """Collects the readings of the machine this process runs on. What never changes is read once. Never raises."""
 
     def __init__(
-        self, system: str = sys.platform, open_nvml: Callable[[], NvmlSession | None] = NvmlSession.open
+        self,
+        system: str = sys.platform,
+        open_nvml: Callable[[], NvmlSession | None] = NvmlSession.open,
+        *,
+        sensors: bool = True,
     ) -> None:
+        """`sensors`: also temperatures, slow-downs and reports of panics."""
         self._system = system
+        self._sensors = sensors
         self._nvml = open_nvml()
         self._sysctl = read_sysctl() if system == "darwin" else {}
         self._directories = find_directories() if system == "linux" else ()
+        self._drm = DrmFolder() if system == "linux" else None
+        self._board = read_board() if system == "linux" else ""
 
     def read(self) -> Readings:
         """All readings, now."""
@@ -80,12 +82,18 @@ class ThisMachine:
             meminfo=read_meminfo() if self._system == "linux" else None,
             cgroups=read_cgroups(self._directories),
             vm_stat=read_vm_stat() if self._system == "darwin" else None,
-            sysctl=self._sysctl,
+            sysctl=self._read_sysctl(),
             ram_bytes=ram,
             ram_available_bytes=available,
-            devices=() if self._nvml is None else self._nvml.read(),
+            devices=() if self._nvml is None else self._nvml.read(self._sensors),
             failures=tuple(failures),
+            drm=() if self._drm is None else self._drm.read(self._sensors),
+            board=self._board,
+            crash_reports=read_panics(time.time()) if self._system == "darwin" and self._sensors else (),
         )
+
+    def _read_sysctl(self) -> dict[str, str]:
+        return {**self._sysctl, **read_sysctl(names=(PRESSURE_NAME,))} if self._system == "darwin" else {}
 
 
 class MachineProbe:
@@ -142,26 +150,14 @@ class MachineProbe:
 
     def _measure(self) -> LiveMemory:
         assert self._read is not None
-        live = interpret(self._read(), node_id=self.machine.node_id, now=self._wall_clock()).live
-        seen = {device.device_id for device in live.devices}
-        missing = [device for device in self.machine.devices if device.device_id not in seen]
-        return replace(
-            live,
-            devices=(*live.devices, *(LiveDevice(device.device_id) for device in missing)),
-            findings=(
-                *live.findings,
-                *(
-                    Finding(
-                        "DEVICE_NOT_ANSWERING", f"{device.name} does not answer: other programs on it count as nothing."
-                    )
-                    for device in missing
-                ),
-            ),
-        )
+        now = interpret(self._read(), node_id=self.machine.node_id, now=self._wall_clock())
+        return against_start(self.machine, now)
 
 
-async def open_probe(declared: str = "", *, node_id: str = "") -> MachineProbe:
+async def open_probe(declared: str = "", *, node_id: str = "", sensors: bool = True) -> MachineProbe:
     """The machine of a setting (a spec or a file of recorded readings), or, where it is empty, this one.
+
+    `sensors`: with temperatures, slow-downs and panics.
 
     Raises:
         MachineSpecError: a setting that declares no machine.
@@ -173,7 +169,7 @@ async def open_probe(declared: str = "", *, node_id: str = "") -> MachineProbe:
         return MachineProbe(load_declared(declared, node_id=node))
 
     def first() -> tuple[ThisMachine, Readings]:
-        collector = ThisMachine()
+        collector = ThisMachine(sensors=sensors)
         return collector, collector.read()
 
     try:

@@ -11,12 +11,12 @@ LARGEST_FILE_BYTES = 256 * 1024
 
 def read_meminfo(root: Path = Path("/")) -> str | None:
     """/proc/meminfo, or None."""
-    return _read(root / "proc/meminfo")
+    return read_text(root / "proc/meminfo")
 
 
 def find_directories(root: Path = Path("/")) -> tuple[CgroupDirectory, ...]:
     """The directories of this process's memory hierarchies, wherever they are mounted."""
-    own, mounts = _read(root / "proc/self/cgroup"), _read(root / "proc/self/mountinfo")
+    own, mounts = read_text(root / "proc/self/cgroup"), read_text(root / "proc/self/mountinfo")
     return () if own is None or mounts is None else memory_directories(own, mounts)
 
 
@@ -26,13 +26,19 @@ def read_cgroups(directories: tuple[CgroupDirectory, ...], root: Path = Path("/"
     for directory in directories:
         folder = root / directory.path.lstrip("/")
         names = V2_FILES if directory.version == 2 else V1_FILES
-        files = {name: text for name in names if (text := _read(folder / name)) is not None}
+        files = {name: text for name in names if (text := read_text(folder / name)) is not None}
         if files:
             levels.append(CgroupLevel(directory.version, directory.path, files))
     return tuple(levels)
 
 
-def _read(path: Path) -> str | None:
+def read_board(root: Path = Path("/")) -> str:
+    """What the device tree of an ARM machine calls its board compatible with, one name a line; "" elsewhere."""
+    return (read_text(root / "proc/device-tree/compatible") or "").replace("\0", "\n").strip()
+
+
+def read_text(path: Path) -> str | None:
+    """A small file, or None."""
     try:
         with path.open("rb") as file:
             return file.read(LARGEST_FILE_BYTES).decode(errors="replace")

@@ -8,9 +8,16 @@ import ctypes
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from weighbridge_ledger.machine.readings import DeviceReading
+from weighbridge_ledger.machine.readings import DeviceReading, TemperatureReading
+
+# Values of nvml.h, which never change: the bindings have had several names for some of them.
+_TEMPERATURE_OF_GPU = 0
+_THRESHOLD_SLOWDOWN = 1
+_THRESHOLD_MEMORY_MAX = 2
+_FIELD_MEMORY_TEMPERATURE = 82
 
 
 def library_present() -> bool:
@@ -48,8 +55,11 @@ class NvmlSession:
         with contextlib.suppress(Exception):
             self._nvml.nvmlShutdown()
 
-    def read(self) -> tuple[DeviceReading, ...]:
-        """Every device; a partitioned card (MIG) counts as its partitions. A figure that cannot be read is None."""
+    def read(self, sensors: bool = True) -> tuple[DeviceReading, ...]:
+        """Every device; a partitioned card (MIG) counts as its partitions. A figure that cannot be read is None.
+
+        Partitions have no sensors of their own: each says what its card says.
+        """
         count = self._ask("nvmlDeviceGetCount") or 0
         readings: list[DeviceReading] = []
         for index in range(count):
@@ -58,11 +68,13 @@ class NvmlSession:
                 continue
             partitions = self._partitions(handle)
             if partitions:
-                readings += [
-                    self._device(partition, f"{index}.{number}") for number, partition in enumerate(partitions)
-                ]
+                found = [self._device(partition, f"{index}.{number}") for number, partition in enumerate(partitions)]
             else:
-                readings.append(self._device(handle, str(index)))
+                found = [self._device(handle, str(index))]
+            if sensors:
+                temperatures, reasons = self._temperatures(handle), self._slowdown_reasons(handle)
+                found = [replace(one, temperatures=temperatures, slowdown_reasons=reasons) for one in found]
+            readings += found
         return tuple(readings)
 
     def _ask(self, function: str, *arguments: object) -> Any:
@@ -91,6 +103,33 @@ class NvmlSession:
             processes=self._processes(handle),
         )
 
+    def _temperatures(self, handle: object) -> tuple[TemperatureReading, ...]:
+        found = []
+        celsius = _number(self._ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE_OF_GPU))
+        if celsius is not None:
+            # Since Ada the driver says how far it is to the slow-down; before, where that is.
+            margin = _number(self._ask("nvmlDeviceGetMarginTemperature", handle))
+            slowdown = self._threshold(handle, _THRESHOLD_SLOWDOWN) if margin is None else celsius + margin
+            found.append(TemperatureReading("gpu", celsius, slowdown))
+        values = self._ask("nvmlDeviceGetFieldValues", handle, [_FIELD_MEMORY_TEMPERATURE]) or ()
+        for value in values:
+            # A field that is not supported is answered with a return code of its own.
+            memory = _number(value.value.uiVal) if value.nvmlReturn == 0 else None
+            if memory:  # 0: cards without that sensor
+                found.append(TemperatureReading("memory", memory, self._threshold(handle, _THRESHOLD_MEMORY_MAX)))
+        return tuple(found)
+
+    def _threshold(self, handle: object, which: int) -> float | None:
+        return _number(self._ask("nvmlDeviceGetTemperatureThreshold", handle, which))
+
+    def _slowdown_reasons(self, handle: object) -> int | None:
+        # The same question under its new and its old name.
+        for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            reasons = self._ask(function, handle)
+            if isinstance(reasons, int):
+                return reasons
+        return None
+
     def _memory(self, handle: object) -> Any:
         # Version 2 keeps what driver and firmware reserve out of `used`.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
@@ -112,6 +151,10 @@ class NvmlSession:
             # A process that computes and draws is in both lists with the same figure.
             held[int(process.pid)] = before if used is None else max(int(used), before or 0)
         return tuple(held.items())
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _text(value: object) -> str:
