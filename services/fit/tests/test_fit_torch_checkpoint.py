@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from weighbridge_fit.budget import ParseBudget
+from weighbridge_fit.describe import describe
 from weighbridge_fit.errors import WeightError, WeightReason
 from weighbridge_fit.facts import FileFacts
 from weighbridge_fit.files import open_regular
@@ -258,6 +259,21 @@ def test_objects_of_unknown_classes_are_inert_and_named(tmp_path: Path) -> None:
     assert facts.metadata["torch.inert_names"] == [
         "numpy.core.multiarray.scalar", "numpy.dtype", "pytorch_lightning.callbacks.ModelCheckpoint",
     ]  # fmt: skip
+
+
+def test_facts_say_what_a_careless_loader_would_run(tmp_path: Path) -> None:
+    system = p_call("posix", "system", p_text("true"))
+    weights = p_dict({"w": p_tensor(WEIGHT, [12])})
+    path = tmp_path / "model.ckpt"
+    path.write_bytes(checkpoint(p_dict({"state_dict": weights, "extra": system}), {"0": 48}))
+    (note,) = describe(path, lambda found: found).notes
+    assert "model.ckpt calls 'posix.system' when it is unpickled" in note
+    calls = {name: p_call("m\x1b[2J", name, p_text("")) for name in "abcde"}
+    path.write_bytes(checkpoint(p_dict({"state_dict": weights, **calls}), {"0": 48}))
+    (note,) = describe(path, lambda found: found).notes
+    assert note.isprintable() and "and 2 more" in note
+    path.write_bytes(checkpoint(weights, {"0": 48}))
+    assert describe(path, lambda found: found).notes == ()
 
 
 def test_values_that_hold_one_another_are_walked_once(tmp_path: Path) -> None:

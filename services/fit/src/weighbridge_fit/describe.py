@@ -6,7 +6,7 @@ from pathlib import Path
 from weighbridge_fit import labelling, model_config
 from weighbridge_fit.budget import MIB
 from weighbridge_fit.components import Component, activation_bytes
-from weighbridge_fit.errors import WeightError, WeightReason, as_text
+from weighbridge_fit.errors import WeightError, WeightReason, as_text, shown
 from weighbridge_fit.facts import FileFacts, Labelled, Role, WeightFacts, WeightFormat
 from weighbridge_fit.files import open_regular
 from weighbridge_fit.folder import LoadedFile, ModelFolder, Opener, model_folder, several_models, split_parts
@@ -16,7 +16,7 @@ from weighbridge_fit.gguf.split import check_splits
 from weighbridge_fit.recognise import roles
 from weighbridge_fit.safetensors.reader import read_safetensors
 from weighbridge_fit.tally import weight_facts
-from weighbridge_fit.torch_checkpoint.reader import looks_like_checkpoint, read_torch_checkpoint
+from weighbridge_fit.torch_checkpoint.reader import INERT_NAMES, looks_like_checkpoint, read_torch_checkpoint
 from weighbridge_fit.weight_names import is_torch
 
 # All files of one model together: four times the tensors of the largest published one (671 B parameters, 91,991), with
@@ -28,6 +28,8 @@ _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64
 # bitsandbytes packs four-bit weights into bytes and names their kind in a tensor beside each.
 _BITSANDBYTES = ".quant_state.bitsandbytes__"
 _START_BYTES = 16
+# Of what a checkpoint calls, so many are named in a note.
+MAX_NAMED = 3
 
 _READERS = {
     WeightFormat.SAFETENSORS: read_safetensors,
@@ -134,7 +136,7 @@ def _language_facts(name: str, format: WeightFormat, read: list[FileFacts], foun
         architecture=model_config.architecture(config) or roles.first_architecture(config),
         quantization=model_config.quantization_words(config) or _quantization(read),
         geometry=geometry,
-        notes=found.notes,
+        notes=_notes(found.notes, read),
         role=recognised.role,
         made_for=recognised.made_for,
     )
@@ -154,7 +156,7 @@ def _tree_facts(name: str, format: WeightFormat, read: list[FileFacts], found: M
         architecture=class_name or labelling.image_architecture(read),
         quantization=_quantization(read),
         geometry=None,
-        notes=found.notes,
+        notes=_notes(found.notes, read),
     )
 
 
@@ -168,7 +170,7 @@ def _adapter_facts(name: str, format: WeightFormat, read: list[FileFacts], found
         architecture="",
         quantization=_quantization(read),
         geometry=None,
-        notes=found.notes,
+        notes=_notes(found.notes, read),
         role=Role.ADAPTER,
         made_for=recognised.made_for,
     )
@@ -204,10 +206,25 @@ def _undescribed(
         architecture=architecture,
         quantization=_quantization(read),
         geometry=geometry,
-        notes=notes,
+        notes=_notes(notes, read),
         role=recognised.role,
         made_for=recognised.made_for,
     )
+
+
+def _notes(notes: tuple[str, ...], read: Sequence[FileFacts]) -> tuple[str, ...]:
+    """What the folder has to say, and which checkpoints would run code of their own in a loader that is not careful."""
+    found = list(notes)
+    for file in read:
+        names = file.metadata.get(INERT_NAMES)
+        if names:
+            few = ", ".join(shown(name) for name in names[:MAX_NAMED])
+            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+            found.append(
+                f"{file.name} calls {few}{more} when it is unpickled. Nothing of it was run here; torch runs it unless "
+                "it loads weights only."
+            )
+    return tuple(found)
 
 
 def _refuse_editions(files: Sequence[LoadedFile], read: list[FileFacts]) -> None:

@@ -18,6 +18,8 @@ from weighbridge_fit.torch_checkpoint.tensors import TensorRules
 LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 STRUCTURE = b"data.pkl"
 CONSTANTS = b"constants.pkl"
+INERT_NAMES = "torch.inert_names"
+"""Metadata: classes and functions that the file calls and nobody looked up, by their whole names."""
 
 
 def looks_like_checkpoint(start: bytes) -> bool:
@@ -55,8 +57,7 @@ def read_checkpoint(file: RegularFile, name: str, component: str, budget: ParseB
         facts += constants
     metadata = {
         "torch.archive": "torchscript" if script else "checkpoint",
-        # Classes and functions that the file names and nobody looked up.
-        "torch.inert_names": opaque,
+        INERT_NAMES: opaque,
     }
     header_bytes = archive.directory_bytes + archive.records[STRUCTURE].size
     return _file_facts(file, name, component, facts, header_bytes, metadata)
