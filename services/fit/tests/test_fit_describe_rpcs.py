@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from fit_fakes import GIB, FakeLedger, at, refusal
 from fit_model_files import FLUX, LLAMA_GGUF, VAE, write_gguf, write_pipeline
+from safetensors.numpy import save_file
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
 from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
-from weighbridge_proto.memory.v1 import machine_pb2
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 
 async def test_a_folder_of_quantisations_is_refused_with_the_names(fit: Any, model: Path) -> None:
@@ -65,3 +67,31 @@ async def test_facts_with_tensors_get_their_totals_and_digest(fit: Any, model: P
     assert told.model_digest == facts.model_digest
     assert (told.tensor_bytes, told.file_bytes) == (facts.tensor_bytes, facts.file_bytes)
     assert told.components == facts.components
+
+
+async def test_what_is_no_model_of_its_own_is_told_where_it_belongs(fit: Any, ledger: FakeLedger, model: Path) -> None:
+    adapter = model.parent / "adapter"
+    adapter.mkdir()
+    names = {f"layers.0.self_attn.q_proj.lora_{side}": np.zeros((4, 4), np.float32) for side in "ab"}
+    save_file(names, adapter / "adapters.safetensors")
+    (adapter / "adapter_config.json").write_text('{"fine_tune_type": "lora"}')
+    plan = await fit.PlanModel(pb.PlanModelRequest(model=at("adapter")))
+    assert plan.assessment.verdict == requirement_pb2.VERDICT_UNKNOWN
+    (note,) = plan.notes
+    assert note.code == "NOT_PRICED" and "This is an adapter" in note.message and "adapters of mlx" in note.message
+
+
+async def test_a_solver_says_when_a_model_is_of_another_kind(fit: Any, ledger: FakeLedger, model: Path) -> None:
+    """Also for what is not here: getting it would not help."""
+    picture = weights_pb2.ModelRef(catalog_id="sd-1.5")
+    failure = await refusal(fit.SolveContext(pb.SolveContextRequest(model=picture)))
+    assert (failure.reason, failure.message) == (
+        "UNSUPPORTED_ARCHITECTURE",
+        "A context is a chat's, and this is a model of pictures.",
+    )
+    for chat in (at("tiny"), weights_pb2.ModelRef(catalog_id="qwen3.5-2b-q4")):
+        failure = await refusal(fit.SolveSize(pb.SolveSizeRequest(model=chat)))
+        assert (failure.reason, failure.message) == (
+            "UNSUPPORTED_ARCHITECTURE",
+            "A size is a picture's, and this is a model for chat.",
+        )

@@ -8,6 +8,7 @@ from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
+from weighbridge_fit.facts import Role
 from weighbridge_fit.families.diffusers import LAW, DiffusersFamily
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.families.generic import GenericChatFamily
@@ -17,6 +18,17 @@ from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.wire.catalog import ENGINE_KINDS
 
 INVALID_OPTION = "INVALID_OPTION"
+# What is no model of its own, and the options that give it to one.
+_NO_MODELS: Mapping[Role, str] = {
+    Role.ADAPTER: "an adapter (option adapters of mlx, parts of sd)",
+    Role.DRAFTER: "a drafter (option draft_model of mlx, drafter_file of ds4)",
+    Role.PROJECTOR: "a projector (option vision_file of ds4, parts of sd)",
+}
+OF_ANOTHER_KIND: Mapping[str, str] = {
+    "chat": "A context is a chat's, and this is a model of pictures.",
+    "image": "A size is a picture's, and this is a model for chat.",
+}
+"""Why nothing is solved for, by the kind of workload that the solver is for."""
 _ENGINES: Mapping[int, Engine] = {number: engine for engine, number in ENGINE_KINDS.items()}
 
 
@@ -67,6 +79,9 @@ def check_workload(family: Family, workload: plan_pb2.Workload) -> None:
 
 def unrecognised(model: Model) -> str:
     """That nobody prices a model."""
+    role = _NO_MODELS.get(model.facts.role)
+    if role is not None:
+        return f"This is {role}: it is priced together with the model that it belongs to, and not alone."
     named = f"of type {model.facts.architecture!r}" if model.facts.architecture else "whose type is not known"
     return f"No engine's law prices a model {named}."
 

@@ -34,6 +34,7 @@ from weighbridge_fit.plans.errors import REFUSED_BY_MACHINE, UNSUPPORTED_ARCHITE
 from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.requests import (
     INVALID_OPTION,
+    OF_ANOTHER_KIND,
     check_workload,
     named_engine,
     plan_refused,
@@ -179,7 +180,9 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         capacity = await self._ledger.capacity(what_if(request))
         kind = workload_kind(workload, request.options)
         family = await self._pricing.run(partial(_family, engine, model, kind))
-        if family is None or family.workload_name != kind:
+        if family is not None and family.workload_name != kind:
+            raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", OF_ANOTHER_KIND[kind]))
+        if family is None:
             raise _unsolved(PlanError(UNSUPPORTED_ARCHITECTURE, "model", unrecognised(model)), model)
         try:
             return await self._desk.with_companions(model, family.companions(request.options)), family, capacity
