@@ -1,12 +1,14 @@
 """Settings of the ledger."""
 
 from pathlib import Path
+from typing import Literal
 
 import pydantic_settings
 from pydantic import Field
 from weighbridge_common.settings import ServiceSettings
 
 from weighbridge_ledger.book.policy import Policy
+from weighbridge_ledger.health.policy import Mode
 
 _DEFAULT = Policy()
 
@@ -44,6 +46,18 @@ class LedgerSettings(ServiceSettings):
     max_wait_s: float = Field(
         default=_DEFAULT.max_wait_s, ge=1, le=86_400, description="Seconds that a claim without a deadline waits."
     )
+
+    device_health: Literal["off", "observe"] = Field(
+        default="observe",
+        description=(
+            "What devices mean that are too warm or slow themselves down. off: they are not looked at. observe: the "
+            "capacity's notes and the log say it."
+        ),
+    )
+
+    def health_mode(self) -> Mode:
+        """What unhealthy devices mean."""
+        return Mode(self.device_health)
 
     def policy(self) -> Policy:
         """The numbers of the rules under these settings."""

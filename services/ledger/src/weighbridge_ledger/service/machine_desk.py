@@ -13,13 +13,18 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge_ledger.book import Ceilings
 from weighbridge_ledger.book.book import Book, LeaseView
+from weighbridge_ledger.book.states import Moment
+from weighbridge_ledger.health.policy import Mode
 from weighbridge_ledger.machine import capacity as capacities
 from weighbridge_ledger.machine import external as externals
 from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
 from weighbridge_ledger.machine.external import ExternalUse, HeldBytes
+from weighbridge_ledger.machine.findings import Finding
+from weighbridge_ledger.machine.footprint import tree_held
 from weighbridge_ledger.machine.messages import capacity_to_proto
-from weighbridge_ledger.machine.model import UNMEASURED, Finding, LiveMemory, Machine, Source
+from weighbridge_ledger.machine.model import UNMEASURED, LiveMemory, Machine, Source
 from weighbridge_ledger.machine.probe import in_thread
+from weighbridge_ledger.service.health_desk import HealthDesk
 from weighbridge_ledger.service.keeper import Keeper
 
 PROBE_PERIOD_WAITING_S = 2.0
@@ -64,8 +69,9 @@ class Wishes:
 class MachineDesk:
     """Owns the readings; the book is told through the keeper."""
 
-    def __init__(self, probe: Probe, wishes: Wishes) -> None:
+    def __init__(self, probe: Probe, wishes: Wishes, health: Mode = Mode.OBSERVE) -> None:
         self._probe = probe
+        self._health = HealthDesk(health)
         self._live = UNMEASURED
         self._external = externals.NO_EXTERNAL_USE
         self._measured = -math.inf
@@ -87,7 +93,7 @@ class MachineDesk:
         """The ceilings that admission uses."""
         return ceilings_for(self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill)
 
-    def capacity(self, book: Book, epoch: str, revision: int) -> machine_pb2.Capacity:
+    def capacity(self, book: Book, epoch: str, revision: int, now: Moment) -> machine_pb2.Capacity:
         """The capacity of this machine with what is committed now."""
         sums = book.committed()
         capacity = capacities.assemble(
@@ -98,6 +104,7 @@ class MachineDesk:
             live=self._live,
             external=self._external,
             findings=self._probe.findings,
+            remarks=self._health.remarks(now),
         )
         return capacity_to_proto(capacity, epoch=epoch, revision=revision)
 
@@ -117,7 +124,9 @@ class MachineDesk:
             footprints = await in_thread(lambda: [_footprint(view.lease.engines) for view in leases])
             machine = self._probe.machine
             self._live, self._external = live, _attribute(machine, live, leases, footprints)
-            self._measured = keeper.clock().monotonic
+            now = keeper.clock()
+            self._measured = now.monotonic
+            self._health.look(live, now)
             beyond = externals.for_book(externals.over_reserve(machine, automatic_ceilings(machine), self._external))
             keeper.run(lambda book, now: book.set_external(beyond, now))
 
@@ -160,11 +169,11 @@ def _attribute(
 
 
 def _footprint(engines: tuple[ProcessIdentity, ...]) -> int | None:
-    """What the engines' process trees hold; None where not all of them can be measured from here."""
+    """What the engines' process trees hold of used memory; None where not all of them can be measured from here."""
     sizes: list[int] = []
     for engine in engines:
         alive = processes.is_alive(engine)
-        size = processes.tree_footprint(engine.pid) if alive else None
+        size = tree_held(engine.pid) if alive else None
         if alive is None or (alive and size is None):
             return None
         sizes.append(size or 0)

@@ -259,7 +259,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         return messages.lease_message(view, self._keeper.clock(), self._node_id, reasons)
 
     def _capacity(self) -> "CapacityMessage":
-        return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision)
+        return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision, self._keeper.clock())
 
     def _snapshot(self) -> pb.WatchSnapshot:
         book = self._keeper.book
