@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 from weighbridge.cli import main
-from weighbridge.cli.tables import print_plan
+from weighbridge.cli.output import console, say
+from weighbridge.cli.tables import plain_table, print_plan
 from weighbridge.version import __version__
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.errors import RequestError
@@ -213,6 +215,29 @@ def test_chat_takes_a_piped_prompt(fake_suite: Any) -> None:
     assert run("chat", "/m", stdin="from a pipe\n").exit_code == 0
     assert fake_suite.state.asked(chat_service_pb2.ChatRequest)[0].messages[0].parts[0].text == "from a pipe"
     assert run("chat", "/m", stdin="").exit_code == 2
+
+
+def test_no_name_out_of_a_file_steers_the_terminal(fake_suite: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2J\x07\x9b1m\u202ename"
+    table = plain_table(("column",), ())
+    table.add_row(hostile)
+    to = console()
+    to.print(table)
+    to.print(f"Note: {hostile}")
+    say(hostile)
+    shown = capsys.readouterr()
+    for text in shown:
+        assert "\\x1b[2J\\x07\\x9b1m\\u202ename" in text
+        assert not set(text) & set("\x1b\x07\x9b\u202e")
+    say("two\nlines")
+    assert capsys.readouterr().err == "two\nlines\n"
+
+
+@pytest.mark.parametrize("command", [["facts"], ["fit"], ["pull"], ["fits"]])
+def test_a_name_in_another_encoding_is_a_usage_error(fake_suite: Any, command: list[str]) -> None:
+    result = run(*command, os.fsdecode(b"m\xff.gguf"))
+    assert result.exit_code == 2
+    assert "not UTF-8" in result.stderr
 
 
 def test_text_streamed_before_a_failure_stands(fake_suite: Any) -> None:

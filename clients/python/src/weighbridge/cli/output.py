@@ -12,6 +12,7 @@ import click
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.text import Text
 from weighbridge_proto.errors import RpcFailure
 
 PIPED_WIDTH = 160
@@ -19,6 +20,27 @@ PIPED_WIDTH = 160
 
 MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
 """Reason of a model that is not there; the service says only that, so that it tells nobody what files there are."""
+
+
+# Control characters but for tabs and line feeds, and those that turn the direction of text: names and messages come out of files
+# that nobody vouches for, and a terminal obeys what it is told to show.
+_NOT_SHOWN = {
+    code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def printable(text: str) -> str:
+    """``text`` as a terminal may be told to show it: what would steer the terminal comes as an escape to be read."""
+    return text.translate(_NOT_SHOWN)
+
+
+class _PlainConsole(Console):
+    """Shows every text that it is given as text, and nothing as a command to the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """See rich: every string of a line or a table comes through here."""
+        return super().render_str(printable(text), **options)
 
 
 def prepare_streams() -> None:
@@ -35,14 +57,14 @@ def prepare_streams() -> None:
 def console(*, stderr: bool = False) -> Console:
     """Where tables and lines for people go."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return _PlainConsole(
         file=stream, width=None if stream.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False
     )
 
 
 def say(text: str) -> None:
     """One line for people, beside the output proper: on standard error."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def as_json(message: Message) -> dict[str, Any]:

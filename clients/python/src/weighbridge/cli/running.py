@@ -53,6 +53,9 @@ def run_command(
         except CommandError as failed:
             say(str(failed))
             code = failed.code
+        except UnicodeEncodeError:  # Python carries other bytes in a name as surrogates, protobuf's texts cannot
+            say("A name given here is not UTF-8 text, and no service can be told it. Rename it, or name its folder.")
+            code = ExitCode.USAGE
         except BrokenPipeError:
             raise  # whoever read has seen enough: click ends the command for it, in silence
         except OSError as failed:  # such as a full disk under a redirected output
