@@ -242,7 +242,8 @@ BACKTRACE_PANIC = (
 )
 DISK_PANIC = (
     'panic(cpu 0 caller 0xfffffe00): "apfs_checkpoint failed" @nx.c:1\n'
-    "last started kext at 7: com.apple.filesystems.apfs\nloaded kexts:\ncom.apple.AGXG14X 326.3.1\ncom.apple.iokit.IOGPUFamily 104.4.1\n"
+    "last started kext at 7: com.apple.filesystems.apfs\n"
+    "loaded kexts:\ncom.apple.AGXG14X 326.3.1\ncom.apple.iokit.IOGPUFamily 104.4.1\n"
 )
 
 
