@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import grpc
 from weighbridge_proto.errors import RequestError, failed_precondition, invalid_argument, not_found
@@ -17,6 +19,9 @@ from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.model import MAIN, Model
 from weighbridge_fit.models_root import ModelNotFoundError
 from weighbridge_fit.reading import HeaderReader
+from weighbridge_fit.recognise.image_parts import is_in_parts, roles_of
+from weighbridge_fit.recognise.stable_diffusion import Part
+from weighbridge_fit.tally import joined
 from weighbridge_fit.wire.facts import UnpriceableFactsError, facts_from
 
 HEADER_TOO_LARGE = WeightReason.HEADER_TOO_LARGE.value
@@ -104,9 +109,37 @@ class ModelDesk:
             pulled = await self._shelf.named_by(path)
             if pulled is not None:
                 return await self._shelf.model(*pulled)
-            return Model(await self._reader.read(path), paths={MAIN: str(path)})
+            facts = await self._reader.read(path)
+            return await self._in_parts(path, facts) or Model(facts, paths={MAIN: str(path)})
         except WeightError as error:
             raise malformed(error) from error
+
+    async def _in_parts(self, folder: Path, whole: WeightFacts) -> Model | None:
+        """A folder of an image model's parts, each as the engine would open it; None for any other folder or file.
+
+        Raises WeightError.
+        """
+        if not is_in_parts(whole):
+            return None
+        try:
+            found = {file.name: await self._reader.resolve(str(folder / file.name)) for file in whole.files}
+        except ModelNotFoundError:  # gone meanwhile
+            return None
+        by_name = {name: await self._reader.read(path) for name, path in found.items()}
+        roles = roles_of(by_name)
+        if roles is None:
+            return None
+        facts = {MAIN if role == Part.DIFFUSION_MODEL else role: by_name[name] for role, name in roles.items()}
+        paths = {MAIN if role == Part.DIFFUSION_MODEL else role: str(folder / name) for role, name in roles.items()}
+        main = replace(facts.pop(MAIN), name=whole.name)
+        return Model(main, facts, paths)
+
+
+def all_facts(model: Model) -> WeightFacts:
+    """The facts of a model with those of its parts."""
+    if not model.companions:
+        return model.facts
+    return joined(model.facts.name, model.facts, dict(sorted(model.companions.items())))
 
 
 def entry_of(snapshot: Snapshot, catalog_id: str) -> CatalogEntry:

@@ -15,7 +15,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge_fit import responses
-from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk, entry_of, not_on_disk
+from weighbridge_fit.asking import HEADER_TOO_LARGE, ModelDesk, all_facts, entry_of, not_on_disk
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.catalog.installed import Installed
 from weighbridge_fit.catalog.resolve import has_facts
@@ -79,7 +79,10 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         model = await self._desk.model(request.model)
         if model.entry is not None and not has_facts(model):
             raise not_on_disk(model.entry)
-        told = partial(facts_message, model.facts, include_tensors=request.include_tensors)
+
+        def told() -> weights_pb2.WeightFacts:
+            return facts_message(all_facts(model), include_tensors=request.include_tensors)
+
         return pb.DescribeWeightsResponse(facts=await self._pricing.run(told))
 
     async def PlanModel(self, request: pb.PlanModelRequest, context: AnyContext) -> pb.PlanModelResponse:

@@ -1,10 +1,11 @@
 """Adds files up to weight facts, and names them by their digest."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from weighbridge_fit.components import Component
 from weighbridge_fit.facts import (
     ComponentTotal,
     FileFacts,
@@ -125,3 +126,39 @@ def _numbers(total: PrecisionTotal | ComponentTotal) -> tuple[Any, ...]:
 
 def _totals(tensors: Iterable[TensorFact]) -> tuple[PrecisionTotal, ...]:
     return precision_totals((tensor.dtype, 1, tensor.elements, tensor.bytes) for tensor in tensors)
+
+
+def joined(name: str, main: WeightFacts, companions: Mapping[str, WeightFacts]) -> WeightFacts:
+    """One set of facts for a model in several files that were read one by one: `main` says what the model is.
+
+    Companions are by role. A language model's file calls itself a model; beside `main` it is what its role says.
+    """
+    parts = (main, *companions.values())
+    labelled = list(main.tensors)
+    for role, facts in companions.items():
+        labelled += [
+            (role if component == Component.MODEL else component, tensor) for component, tensor in facts.tensors
+        ]
+    by_component: dict[str, list[TensorFact]] = {}
+    for component, tensor in labelled:
+        by_component.setdefault(component, []).append(tensor)
+    formats = {facts.format for facts in parts}
+    return replace(
+        main,
+        name=name,
+        format=formats.pop() if len(formats) == 1 else WeightFormat.MIXED,
+        file_bytes=sum(facts.file_bytes for facts in parts),
+        tensor_bytes=sum(facts.tensor_bytes for facts in parts),
+        tensor_count=sum(facts.tensor_count for facts in parts),
+        element_count=sum(facts.element_count for facts in parts),
+        largest_tensor_bytes=max(facts.largest_tensor_bytes for facts in parts),
+        precisions=_totals(tensor for _, tensor in labelled),
+        components=tuple(
+            ComponentTotal(component, len(tensors), sum(tensor.bytes for tensor in tensors), _totals(tensors))
+            for component, tensors in sorted(by_component.items())
+        ),
+        files=tuple(file for facts in parts for file in facts.files),
+        model_digest=model_digest(labelled),
+        notes=tuple(note for facts in parts for note in facts.notes),
+        tensors=tuple(sorted(labelled)),
+    )
