@@ -137,7 +137,12 @@ def test_readings_survive_being_recorded() -> None:
         devices=(
             DeviceReading("a", "A", 1, 0, 1, False, 1, ((7, None), (8, 9))),
             DeviceReading(
-                "b", "B", processes=(), temperatures=(TemperatureReading("gpu", 61, 93.5),), slowdown_reasons=0
+                "b",
+                "B",
+                processes=(),
+                temperatures=(TemperatureReading("gpu", 61, 93.5),),
+                slowdown_reasons=0,
+                pci="0000:01:00.0",
             ),
         ),
         unified=False,

@@ -107,7 +107,7 @@ def live_device(reading: DeviceReading, findings: list[Finding]) -> LiveDevice:
         used = total - free
     elif free is not None and used is not None:
         free = min(free, total - used)
-    return LiveDevice(reading.device_id, free, used, device_processes(reading, findings))
+    return LiveDevice(reading.device_id, free, used, device_processes(reading, findings), reading.pci)
 
 
 def free_exceeds(what: str, free: int, total: int) -> Finding:

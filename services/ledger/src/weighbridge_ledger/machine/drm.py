@@ -7,7 +7,7 @@ degree). NVIDIA's driver says nothing there; those cards are asked through NVML.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.model import GIB, in_gib
@@ -90,6 +90,7 @@ def _amd(card: DrmReading, device_id: str, mappable: list[int], findings: list[F
         used_bytes=used,
         integrated=_amd_integrated(card),
         temperatures=_temperatures(card),
+        pci=card.pci,
     )
     if not own.integrated:
         return own
@@ -101,9 +102,7 @@ def _amd(card: DrmReading, device_id: str, mappable: list[int], findings: list[F
                 f"{own.name}: the firmware set {in_gib(total)} of the memory aside for it; they count as a card.",
             )
         )
-        return DeviceReading(
-            device_id, own.name, total, used_bytes=used, integrated=False, temperatures=own.temperatures
-        )
+        return replace(own, integrated=False)
     if total is not None and total >= GIB:
         findings.append(
             Finding(
@@ -114,7 +113,7 @@ def _amd(card: DrmReading, device_id: str, mappable: list[int], findings: list[F
         )
     if gtt is not None and gtt > 0:
         mappable.append(gtt + (total or 0))
-    return DeviceReading(device_id, own.name, integrated=True, temperatures=own.temperatures)
+    return replace(own, total_bytes=None, used_bytes=None)
 
 
 def _amd_integrated(card: DrmReading) -> bool | None:
@@ -131,7 +130,7 @@ def _amd_integrated(card: DrmReading) -> bool | None:
 
 def _intel(card: DrmReading, device_id: str, findings: list[Finding]) -> list[DeviceReading]:
     if card.pci == _INTEL_INTEGRATED:
-        return [DeviceReading(device_id, _name(card), integrated=True, temperatures=_temperatures(card))]
+        return [DeviceReading(device_id, _name(card), integrated=True, temperatures=_temperatures(card), pci=card.pci)]
     total = _intel_total(card)
     if total is None:
         findings.append(
@@ -139,7 +138,14 @@ def _intel(card: DrmReading, device_id: str, findings: list[Finding]) -> list[De
         )
         return []
     return [
-        DeviceReading(device_id, _name(card), total_bytes=total, integrated=False, temperatures=_temperatures(card))
+        DeviceReading(
+            device_id,
+            _name(card),
+            total_bytes=total,
+            integrated=False,
+            temperatures=_temperatures(card),
+            pci=card.pci,
+        )
     ]
 
 

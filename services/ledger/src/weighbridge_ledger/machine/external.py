@@ -28,9 +28,9 @@ class HeldBytes:
 def held_bytes(lease: HeldBytes) -> int:
     """Measured on its processes, or as reported up to its charge, whichever is more.
 
-    The second also where the first exists: the footprint of a process leaves out GPU memory on unified machines (on
-    macOS by tens of GiB), and an engine must not be taken for a stranger that holds its own model. A holder that
-    reports too much hides at most its own charge.
+    The second also where the first exists: not every driver accounts a GPU's memory to processes (on a Jetson a
+    process's footprint has none of it), and an engine must not be taken for a stranger that holds its own model. A
+    holder that reports too much hides at most its own charge.
     """
     credible = min(max(0, lease.reported or 0), lease.charged)
     return credible if lease.attributed is None else max(lease.attributed, credible)

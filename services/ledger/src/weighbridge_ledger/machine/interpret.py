@@ -106,7 +106,8 @@ def interpret(
         live,
         devices=tuple(live_device(card, live_findings) for card in cards)
         + tuple(
-            LiveDevice(reading.device_id, processes=device_processes(reading, live_findings)) for reading in shared
+            LiveDevice(reading.device_id, processes=device_processes(reading, live_findings), pci=reading.pci)
+            for reading in shared
         ),
         sensors=_sensors((*cards, *shared), live_findings),
         gpu_panic_at=last_gpu_panic(readings.crash_reports),

@@ -85,6 +85,8 @@ class LiveDevice:
     free_bytes: int | None = None
     used_bytes: int | None = None
     processes: tuple[DeviceProcess, ...] | None = None
+    pci: str = ""
+    """PCI address, where the kernel accounts the card's memory by process instead of its driver's library."""
 
 
 @dataclass(frozen=True, slots=True)

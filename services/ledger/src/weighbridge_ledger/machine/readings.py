@@ -38,6 +38,8 @@ class DeviceReading:
     temperatures: tuple[TemperatureReading, ...] = ()
     slowdown_reasons: int | None = None
     """NVML's bit mask of why clocks are lowered now."""
+    pci: str = ""
+    """PCI address of a card that the kernel accounts by process (fdinfo)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ def _device(value: object, where: str) -> DeviceReading:
         processes=entry.each("processes", _process) if entry.says("processes") else None,
         temperatures=entry.each("temperatures", _temperature),
         slowdown_reasons=entry.integer("slowdown_reasons"),
+        pci=entry.text("pci") or "",
     )
 
 

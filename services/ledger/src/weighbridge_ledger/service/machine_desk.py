@@ -6,24 +6,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
-from weighbridge_common import processes
 from weighbridge_common.logs import describe_error
-from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge_ledger.book import Ceilings
-from weighbridge_ledger.book.book import Book, LeaseView
+from weighbridge_ledger.book.book import Book
 from weighbridge_ledger.book.states import Moment
 from weighbridge_ledger.health.policy import Mode
 from weighbridge_ledger.machine import capacity as capacities
 from weighbridge_ledger.machine import external as externals
 from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
-from weighbridge_ledger.machine.external import ExternalUse, HeldBytes
 from weighbridge_ledger.machine.findings import Finding
-from weighbridge_ledger.machine.footprint import tree_held
 from weighbridge_ledger.machine.messages import capacity_to_proto
 from weighbridge_ledger.machine.model import UNMEASURED, LiveMemory, Machine, Source
 from weighbridge_ledger.machine.probe import in_thread
+from weighbridge_ledger.service.attribution import attribute, measure_engines
 from weighbridge_ledger.service.health_desk import HealthDesk
 from weighbridge_ledger.service.keeper import Keeper
 
@@ -121,9 +118,9 @@ class MachineDesk:
                 return
             live = await self._probe.live()
             leases = list(keeper.book.charged())
-            footprints = await in_thread(lambda: [_footprint(view.lease.engines) for view in leases])
+            uses = await in_thread(lambda: [measure_engines(view.lease.engines, live) for view in leases])
             machine = self._probe.machine
-            self._live, self._external = live, _attribute(machine, live, leases, footprints)
+            self._live, self._external = live, attribute(machine, live, leases, uses)
             now = keeper.clock()
             self._measured = now.monotonic
             self._health.look(live, now)
@@ -141,40 +138,3 @@ class MachineDesk:
             while rested_s < (PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S):
                 await asyncio.sleep(LOOK_PERIOD_S)
                 rested_s += LOOK_PERIOD_S
-
-
-def _attribute(
-    machine: Machine, live: LiveMemory, leases: list[LeaseView], footprints: list[int | None]
-) -> ExternalUse:
-    host: list[HeldBytes] = []
-    devices: dict[str, list[HeldBytes]] = {}
-    for view, footprint in zip(leases, footprints, strict=True):
-        pids = [engine.pid for engine in view.lease.engines]
-        reported = view.observed
-        host.append(
-            HeldBytes(
-                externals.host_attribution(machine, live, footprint, pids),
-                None if reported is None else reported.host_bytes,
-                view.lease.charge.host_bytes,
-            )
-        )
-        for device, charged in view.lease.charge.devices:
-            held = HeldBytes(
-                externals.processes_bytes(live.device(device), pids),
-                None if reported is None else dict(reported.devices).get(device),
-                charged,
-            )
-            devices.setdefault(device, []).append(held)
-    return externals.external_use(machine, live, host, devices)
-
-
-def _footprint(engines: tuple[ProcessIdentity, ...]) -> int | None:
-    """What the engines' process trees hold of used memory; None where not all of them can be measured from here."""
-    sizes: list[int] = []
-    for engine in engines:
-        alive = processes.is_alive(engine)
-        size = tree_held(engine.pid) if alive else None
-        if alive is None or (alive and size is None):
-            return None
-        sizes.append(size or 0)
-    return sum(sizes) if sizes else None
