@@ -107,6 +107,11 @@ class FakeState:
         """What the catalogue lists; empty: the models of `fits`."""
         self.leases = [lease()]
         self.committed = 512 * MIB
+        self.limit: int | None = None
+        self.watches: list[list[ledger_service_pb2.WatchResponse | RequestError]] = []
+        """What each Watch call tells, one after the other; then it waits for what `tell` says."""
+        self.watchers: list[asyncio.Queue[ledger_service_pb2.WatchResponse]] = []
+        self.watched = threading.Event()
         self.catalog: set[str] = set()
         self.answer = ["The capital ", "is Paris."]
         self.hang_after_answer = False
@@ -199,7 +204,35 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     async def GetCapacity(self, request: Any, context: Any) -> ledger_service_pb2.GetCapacityResponse:  # noqa: N802
         await self.state.ask("GetCapacity", request, context)
-        return capacity_response(self.state.committed)
+        return self.capacity()
+
+    def capacity(self) -> ledger_service_pb2.GetCapacityResponse:
+        response = capacity_response(self.state.committed)
+        if self.state.limit is not None:
+            for ceiling in (response.capacity.host, response.capacity.total):
+                ceiling.limit_bytes = self.state.limit
+                ceiling.effective_bytes = min(ceiling.automatic_bytes, self.state.limit)
+        return response
+
+    async def SetLimit(self, request: Any, context: Any) -> ledger_service_pb2.SetLimitResponse:  # noqa: N802
+        await self.state.ask("SetLimit", request, context)
+        self.state.limit = request.limit_bytes if request.HasField("limit_bytes") else None
+        return ledger_service_pb2.SetLimitResponse(capacity=self.capacity().capacity)
+
+    async def Watch(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[ledger_service_pb2.WatchResponse]:
+        await self.state.ask("Watch", request, context)
+        later: asyncio.Queue[ledger_service_pb2.WatchResponse] = asyncio.Queue()
+        self.state.watchers.append(later)
+        self.state.watched.set()
+        for told in self.state.watches.pop(0) if self.state.watches else ():
+            if isinstance(told, RequestError):
+                await context.abort_with_status(told.failure.to_grpc_status())
+            else:
+                yield told
+        while True:
+            yield await later.get()
 
     async def ListLeases(self, request: Any, context: Any) -> ledger_service_pb2.ListLeasesResponse:  # noqa: N802
         await self.state.ask("ListLeases", request, context)
@@ -292,6 +325,28 @@ class FakeSuite:
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+    def tell(self, change: ledger_service_pb2.WatchResponse) -> None:
+        """Tell everybody who watches."""
+
+        def put() -> None:
+            for watcher in self.state.watchers:
+                watcher.put_nowait(change)
+
+        self._loop.call_soon_threadsafe(put)
+
+    def stop_serving(self) -> None:
+        """The services go away as if killed; the folder and what the fakes know stay."""
+
+        async def end() -> None:
+            while self._servers:
+                await self._servers.pop().stop(None)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+
+    def serve_again(self) -> None:
+        """The services come back."""
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
 
     async def _serve(self) -> None:
         for name in ("fit", "ledger", "engine-mlx"):

@@ -5,7 +5,7 @@ What the commands share is in running, output and arguments.
 
 import click
 
-from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, pin, pull, up
+from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, ledger_tools, pin, pull, top, up, watch
 from weighbridge.version import __version__
 
 
@@ -28,6 +28,10 @@ for _command in (
     pull.pull_command,
     ledger.capacity,
     ledger.leases,
+    ledger.limit,
+    watch.watch,
+    top.top,
+    ledger_tools.ledger,
     engine.load,
     engine.unload,
     engine.ps,

@@ -95,7 +95,9 @@ class PositionParam(click.ParamType):  # type: ignore[type-arg] # generic from c
             return value
         epoch, _, revision = str(value).rpartition(":")
         if not epoch or re.fullmatch(r"\d{1,18}", revision, re.ASCII) is None:
-            self.fail(f"{value!r} is no point in the changes. Write it as `watch` tells it: EPOCH:REVISION.", param, ctx)
+            self.fail(
+                f"{value!r} is no point in the changes. Write it as `watch` tells it: EPOCH:REVISION.", param, ctx
+            )
         return epoch, int(revision)
 
 

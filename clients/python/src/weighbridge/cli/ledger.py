@@ -1,12 +1,13 @@
-"""`capacity` and `leases`: what the machine can hold, and what holds it."""
+"""`capacity`, `leases` and `limit`: what the machine can hold, what holds it, and what the person allows."""
 
 import click
+from weighbridge_proto.ledger.v1 import ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
-from weighbridge.cli.arguments import json_option, machine_option
+from weighbridge.cli.arguments import AUTOMATIC, LimitParam, json_option, machine_option
 from weighbridge.cli.output import console, print_json
 from weighbridge.cli.running import open_suite, run_command
-from weighbridge.cli.tables import print_capacity, print_leases
+from weighbridge.cli.tables import print_capacity, print_leases, print_limit
 
 
 @click.command()
@@ -41,3 +42,27 @@ def leases(include_released: bool, json_output: bool) -> None:
             print_leases(console(), response.leases)
 
     run_command("leases", body, json_output=json_output)
+
+
+@click.command()
+@click.argument("size", type=LimitParam(), required=False)
+@json_option
+def limit(size: int | str | None, json_output: bool) -> None:
+    """How much memory models may use in all: SIZE, such as 24GiB, or auto. Without SIZE, show it.
+
+    It counts at once, survives restarts, and evicts nobody.
+    """
+
+    async def body() -> None:
+        async with open_suite() as suite:
+            response: ledger_service_pb2.GetCapacityResponse | ledger_service_pb2.SetLimitResponse
+            if size is None:
+                response = await suite.capacity()
+            else:
+                response = await suite.set_limit(None if size == AUTOMATIC else int(size))
+        if json_output:
+            print_json(response)
+        else:
+            print_limit(console(), response.capacity, asked=size if isinstance(size, int) else None)
+
+    run_command("limit", body, json_output=json_output)

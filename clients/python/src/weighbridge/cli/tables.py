@@ -1,7 +1,8 @@
 """The tables that people read."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +12,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge.breakdown import add_up, figures
+from weighbridge.happenings import asked_bytes, who
 from weighbridge.models import model_label
 from weighbridge.sizes import all_bytes, format_size
 
@@ -241,8 +243,8 @@ def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
         to.print(f"Note: {note}")
 
 
-def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
-    """The leases, and what they are charged together."""
+def print_leases(to: Console, leases: Sequence[lease_pb2.Lease], now_s: float | None = None) -> None:
+    """The leases, what they are charged together, and what the queued ones wait for."""
     if not leases:
         to.print("No leases.")
         return
@@ -264,6 +266,43 @@ def print_leases(to: Console, leases: Sequence[lease_pb2.Lease]) -> None:
         )
     to.print(table)
     to.print(f"Committed together: {format_size(sum(all_bytes(lease.charge) for lease in leases))}")
+    for line in waiting_lines(leases, time.time() if now_s is None else now_s):
+        to.print(line)
+
+
+def waiting_lines(
+    leases: Sequence[lease_pb2.Lease], now_s: float, marks: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """The queue in its order: who waits for how much and for how long, and beneath it what for.
+
+    ``marks``: what holders are called here, by lease; else by a part of their id.
+    """
+    waiting = sorted((lease for lease in leases if lease.queue_position), key=lambda lease: lease.queue_position)
+    for lease in waiting:
+        since = max(0.0, now_s - lease.create_time.ToNanoseconds() / 1e9)
+        wanted = format_size(asked_bytes(lease))
+        yield f"{lease.queue_position}. {who(lease)}: waits for {wanted} since {since:.0f} s"
+        for reason in lease.wait_reasons:
+            holders = ", ".join(marks.get(lease_id, lease_id[:SHORT_ID]) for lease_id in reason.lease_ids)
+            yield f"   {reason.message}{f' Held by {holders}.' if holders else ''}"
+
+
+def print_limit(to: Console, capacity: machine_pb2.Capacity, asked: int | None = None) -> None:
+    """The person's limit, and what follows from it; ``asked``: what it was just set to."""
+    total = capacity.total
+    if total.HasField("limit_bytes"):
+        to.print(
+            f"Limit: {format_size(total.limit_bytes)}. The machine alone allows {format_size(total.automatic_bytes)}."
+        )
+    else:
+        to.print(f"Limit: automatic, which is {format_size(total.automatic_bytes)} here.")
+    if asked is not None and asked >= total.automatic_bytes:
+        to.print("It is not below what the machine allows, so it changes nothing.")
+    if total.committed_bytes > total.effective_bytes:
+        to.print(
+            f"{format_size(total.committed_bytes)} are committed. Nobody is evicted: nothing is granted until they are "
+            "below it. `weighbridge unload` gives memory back."
+        )
 
 
 def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now_s: float | None = None) -> None:

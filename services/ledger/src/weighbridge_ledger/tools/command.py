@@ -6,6 +6,7 @@ settings, no such database, another program's or a newer version's.
 
 import argparse
 import asyncio
+import io
 import json
 import signal
 import sys
@@ -41,6 +42,10 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run one tool; ends the process by `SystemExit`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # In a locale without Unicode a name becomes a question mark instead of the end of the tool.
+            stream.reconfigure(errors="replace")
     asked = parser().parse_args(arguments)
     settings = load(LedgerSettings)
     # So that an unfinished copy is removed then, too.
@@ -142,9 +147,13 @@ def _machine(asked: argparse.Namespace, settings: LedgerSettings) -> Machine:
 
 
 def _tell(asked: argparse.Namespace, data: dict[str, Any], lines: Sequence[str]) -> None:
-    print(json.dumps(data, ensure_ascii=False, indent=2) if asked.json else "\n".join(lines))
+    if asked.json:
+        print(json.dumps(data, indent=2))
+    else:
+        # Holders name themselves and their models: none of that steers the terminal.
+        print("\n".join("".join(one if one.isprintable() else "?" for one in line) for line in lines))
 
 
 def _fail(asked: argparse.Namespace, text: str, code: int) -> int:
-    print(json.dumps({"failure": text}, ensure_ascii=False) if asked.json else text, file=sys.stderr)
+    print(json.dumps({"failure": text}) if asked.json else text, file=sys.stderr)
     return code
