@@ -85,6 +85,8 @@ def test_a_panic_is_told_for_an_hour() -> None:
     desk = HealthDesk(Mode.OBSERVE)
     desk.look(LiveMemory(gpu_panic_at=1_000.0), Moment(0.0, 1_720.0))
     assert "12 min ago" in desk.remarks(Moment(0.0, 1_720.0))[0]
+    desk.look(LiveMemory(), Moment(5.0, 1_725.0))
+    assert desk.remarks(Moment(5.0, 1_725.0)), "a probe that fails takes nothing back"
     assert desk.remarks(Moment(0.0, 4_600.0)) == ()
 
 

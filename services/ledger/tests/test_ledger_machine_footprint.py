@@ -1,5 +1,6 @@
 """What a process holds of used memory: not the pages of mapped files, not the half of it on macOS."""
 
+import os
 import struct
 import subprocess
 import sys
@@ -96,3 +97,12 @@ def test_a_process_that_is_gone_holds_nothing_known() -> None:
         child.wait()
     assert footprint.tree_held(child.pid) is None
     assert footprint.private_bytes(child.pid) is None
+
+
+def test_the_physical_footprint_of_this_process() -> None:
+    size = footprint.physical_footprint(os.getpid())
+    if sys.platform == "darwin":
+        assert size is not None
+        assert size > MIB
+    else:
+        assert size is None

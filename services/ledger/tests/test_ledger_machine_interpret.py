@@ -339,3 +339,33 @@ def test_a_process_that_holds_more_than_there_is_is_rejected_by_name() -> None:
     assert processes is not None
     assert [process.used_bytes for process in processes] == [None, GIB, None]
     assert reasons(result) == {"PROCESS_USE_IMPOSSIBLE"}
+
+
+def test_swap_of_version_2_is_neither_memory_nor_a_limit() -> None:
+    files = {"memory.max": str(8 * GIB), "memory.current": str(3 * GIB), "memory.stat": ""}
+    swapped = {"memory.swap.max": str(GIB), "memory.swap.current": str(GIB), "memory.swap.high": "max"}
+    one, other = (
+        interpret(Readings("linux", meminfo=meminfo(64 * 2**20, 60 * 2**20), cgroups=(CgroupLevel(2, "/", level),)))
+        for level in (files, {**files, **swapped})
+    )
+    assert one.live == other.live
+    assert (other.machine.ram_bytes, other.live.host_free_bytes) == (8 * GIB, 5 * GIB)
+
+
+def test_an_ancestors_limit_over_memory_and_swap_counts_in_a_version_1_container() -> None:
+    files = {
+        "memory.limit_in_bytes": str(2**63 - 4096),
+        "memory.usage_in_bytes": str(GIB),
+        "memory.memsw.limit_in_bytes": str(2**63 - 4096),
+        "memory.memsw.usage_in_bytes": str(2 * GIB),
+        "memory.stat": f"hierarchical_memsw_limit {6 * GIB}",
+    }
+    result = interpret(
+        Readings("linux", meminfo=meminfo(64 * 2**20, 60 * 2**20), cgroups=(CgroupLevel(1, "/", files),))
+    )
+    assert (result.machine.ram_bytes, result.live.host_free_bytes) == (6 * GIB, 4 * GIB)
+    without_accounting = {name: text for name, text in files.items() if "memsw" not in name}
+    result = interpret(
+        Readings("linux", meminfo=meminfo(64 * 2**20, 60 * 2**20), cgroups=(CgroupLevel(1, "/", without_accounting),))
+    )
+    assert (result.machine.ram_bytes, result.live.host_free_bytes) == (64 * GIB, 60 * GIB)

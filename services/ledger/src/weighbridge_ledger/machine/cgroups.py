@@ -123,7 +123,7 @@ def interpret_cgroups(levels: tuple[CgroupLevel, ...]) -> CgroupMemory:
             limits.append(limit)
             used = _used_bytes(level, "memory.current" if level.version == 2 else "memory.usage_in_bytes")
             frees.append(None if used is None else max(0, limit - used))
-        with_swap = _limit(level.files.get("memory.memsw.limit_in_bytes", "max"), findings)
+        with_swap = _limit_with_swap(level, findings)
         if with_swap is not None:
             limits.append(with_swap)
             used = _used_bytes(level, "memory.memsw.usage_in_bytes")
@@ -145,6 +145,16 @@ def _lowest_limit(level: CgroupLevel, findings: list[Finding]) -> int | None:
         # hierarchical_memory_limit reaches past the mount's root, to ancestors that a container cannot see.
         inherited = _stat(level).get("hierarchical_memory_limit")
         texts = [level.files.get("memory.limit_in_bytes"), None if inherited is None else str(inherited)]
+    limits = [limit for text in texts if text is not None and (limit := _limit(text, findings)) is not None]
+    return min(limits, default=None)
+
+
+def _limit_with_swap(level: CgroupLevel, findings: list[Finding]) -> int | None:
+    """Version 1's limit over memory and swap; None as well where swap is not accounted."""
+    if "memory.memsw.usage_in_bytes" not in level.files:
+        return None
+    inherited = _stat(level).get("hierarchical_memsw_limit")
+    texts = [level.files.get("memory.memsw.limit_in_bytes"), None if inherited is None else str(inherited)]
     limits = [limit for text in texts if text is not None and (limit := _limit(text, findings)) is not None]
     return min(limits, default=None)
 

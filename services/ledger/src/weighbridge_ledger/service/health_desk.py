@@ -23,7 +23,7 @@ class HealthDesk:
         """Take up what a measurement says. One without sensors (a probe that failed) changes nothing."""
         if self._mode is Mode.OFF:
             return
-        self._gpu_panic_at = live.gpu_panic_at
+        self._gpu_panic_at = live.gpu_panic_at or self._gpu_panic_at
         for sensors in live.sensors:
             before = self._devices.get(sensors.device_id)
             after = after_sample(before, sensors, now.monotonic, self._policy)
