@@ -330,6 +330,7 @@ def test_a_limit_that_cannot_be_kept_fails(fake_suite: Any) -> None:
             ["check", "--machine", "unified:64", "--json", "--", "f.db"],
         ),
         (("replay", "--json"), ["replay", "--json"]),
+        (("replay", "--events", "r.jsonl"), ["replay", "--events", "r.jsonl"]),
     ],
 )
 def test_a_tool_of_the_ledger_is_run_as_it_was_asked_for(

@@ -57,12 +57,16 @@ def check(file: str | None, machine: str | None, json_output: bool) -> None:
 
 @ledger.command()
 @_looking
-def replay(file: str | None, machine: str | None, json_output: bool) -> None:
+@click.option(
+    "--events", type=click.Path(), metavar="RECORDING", help="Play what `weighbridge watch --json` printed instead."
+)
+def replay(file: str | None, machine: str | None, json_output: bool, events: str | None) -> None:
     """Show what the database, or the backup FILE, holds and what a ledger that starts on it now would do.
 
-    Changes nothing.
+    With --events, hold every recorded change to the rules of the book. Changes nothing.
     """
-    run_tool("replay", file, ["--machine", machine] if machine else [], json_output=json_output)
+    options = [*(["--machine", machine] if machine else []), *(["--events", events] if events else [])]
+    run_tool("replay", file, options, json_output=json_output)
 
 
 def run_tool(name: str, file: str | None, options: list[str], *, json_output: bool) -> NoReturn:

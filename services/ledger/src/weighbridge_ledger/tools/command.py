@@ -31,6 +31,7 @@ from weighbridge_ledger.store.interface import StoreRefusedError
 from weighbridge_ledger.store.sqlite import DATABASE
 from weighbridge_ledger.tools import telling
 from weighbridge_ledger.tools.check import check
+from weighbridge_ledger.tools.recording import RecordingError, play
 from weighbridge_ledger.tools.replay import replay
 
 DONE, FAILED = 0, 1
@@ -86,6 +87,12 @@ def parser() -> argparse.ArgumentParser:
     checking = tool("check", _check, text)
     text = "Show what a database holds, and what a ledger that is started on it now would do. Changes nothing."
     replaying = tool("replay", _replay, text)
+    replaying.add_argument(
+        "--events",
+        type=Path,
+        metavar="RECORDING",
+        help="instead of a database: what `weighbridge watch --json` printed, each change held to the book's rules",
+    )
     for made in (checking, replaying):
         made.add_argument("file", type=Path, nargs="?", metavar="FILE", help="default: this ledger's own database")
         made.add_argument(
@@ -109,6 +116,8 @@ def _check(asked: argparse.Namespace, settings: LedgerSettings) -> int:
 
 
 def _replay(asked: argparse.Namespace, settings: LedgerSettings) -> int:
+    if asked.events is not None:
+        return _replay_events(asked)
     machine = _machine(asked, settings)
     here = processes.current()
     start = replay(
@@ -121,6 +130,20 @@ def _replay(asked: argparse.Namespace, settings: LedgerSettings) -> int:
     )
     _tell(asked, telling.start_json(start), telling.start_lines(start, machine))
     return DONE
+
+
+def _replay_events(asked: argparse.Namespace) -> int:
+    if asked.file is not None or asked.machine is not None:
+        raise UsageError("--events plays a recording, which has its own machine: give neither FILE nor --machine.")
+    try:
+        with asked.events.expanduser().open(encoding="utf-8", errors="replace") as lines:
+            played = play(lines)
+    except OSError as error:
+        raise UsageError(f"{asked.events} cannot be read: {error.strerror}.") from error
+    except RecordingError as wrong:
+        raise UsageError(f"{asked.events}: {wrong}") from None
+    _tell(asked, telling.playback_json(played), telling.playback_lines(played))
+    return DONE if played.sound else FAILED
 
 
 def _database(named: Path | None, settings: LedgerSettings) -> Path:

@@ -9,7 +9,9 @@ from weighbridge_common.sizes import format_gib
 from weighbridge_ledger.book import Charge, LeaseState
 from weighbridge_ledger.machine.model import Machine, in_gib
 from weighbridge_ledger.store.backup import Backup
+from weighbridge_ledger.tools.audit import Finding
 from weighbridge_ledger.tools.check import Report
+from weighbridge_ledger.tools.recording import Playback
 from weighbridge_ledger.tools.replay import Fate, Start
 
 SHORT_ID = 8
@@ -46,9 +48,7 @@ def report_lines(report: Report, machine: Machine) -> list[str]:
             f"{_count(len(book.ended), 'ended request')}, {_count(report.observations, 'measured peak')}; held against "
             f"{_machine_words(machine)}."
         )
-    for finding in report.findings:
-        subject = f"{finding.subject[: 2 * SHORT_ID]} " if finding.subject else ""
-        lines.append(f"{'FAULT' if finding.is_fault else 'note '}  {finding.code}: {subject}{finding.message}")
+    lines += map(_finding_line, report.findings)
     faults = sum(finding.is_fault for finding in report.findings)
     if not faults:
         return [*lines, "Sound."]
@@ -68,11 +68,42 @@ def report_json(report: Report) -> dict[str, Any]:
         "places": len(report.snapshot.tickets),
         "ended": len(report.snapshot.ended),
         "observations": report.observations,
-        "findings": [
-            {"code": one.code, "fault": one.is_fault, "subject": one.subject, "message": one.message}
-            for one in report.findings
-        ],
+        "findings": [_finding_json(one) for one in report.findings],
     }
+
+
+def playback_lines(played: Playback) -> list[str]:
+    """What a recording showed."""
+    lines = [
+        f"{_count(played.changes, 'change')} of {_count(len(played.epochs), 'run')} of the ledger, "
+        f"{_count(played.gaps, 'gap')}."
+    ]
+    lines += [f"Most charged on {pool}: {format_gib(size)}." for pool, size in sorted(played.peaks.items())]
+    lines += map(_finding_line, played.findings)
+    if played.sound:
+        return [*lines, "Every change kept the rules."]
+    return [*lines, f"{_count(len(played.findings), 'fault')}. Please report this, with the recording."]
+
+
+def playback_json(played: Playback) -> dict[str, Any]:
+    """What a recording showed."""
+    return {
+        "sound": played.sound,
+        "changes": played.changes,
+        "epochs": played.epochs,
+        "gaps": played.gaps,
+        "peak_bytes": played.peaks,
+        "findings": [_finding_json(one) for one in played.findings],
+    }
+
+
+def _finding_line(finding: Finding) -> str:
+    subject = f"{finding.subject} " if finding.subject else ""
+    return f"{'FAULT' if finding.is_fault else 'note '}  {finding.code}: {subject}{finding.message}"
+
+
+def _finding_json(one: Finding) -> dict[str, Any]:
+    return {"code": one.code, "fault": one.is_fault, "subject": one.subject, "message": one.message}
 
 
 def start_lines(start: Start, machine: Machine) -> list[str]:
