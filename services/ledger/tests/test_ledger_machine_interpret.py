@@ -369,3 +369,10 @@ def test_an_ancestors_limit_over_memory_and_swap_counts_in_a_version_1_container
         Readings("linux", meminfo=meminfo(64 * 2**20, 60 * 2**20), cgroups=(CgroupLevel(1, "/", without_accounting),))
     )
     assert (result.machine.ram_bytes, result.live.host_free_bytes) == (64 * GIB, 60 * GIB)
+
+
+def test_kernel_objects_that_can_be_reclaimed_are_not_used() -> None:
+    stat = f"anon {3 * GIB}\nkernel {GIB}\ninactive_file {GIB}\nslab_reclaimable {GIB}\nslab_unreclaimable 0\n"
+    files = {"memory.max": str(8 * GIB), "memory.current": str(5 * GIB), "memory.stat": stat}
+    readings = Readings("linux", meminfo=meminfo(64 * 2**20, 60 * 2**20), cgroups=(CgroupLevel(2, "/", files),))
+    assert interpret(readings).live.host_free_bytes == 5 * GIB
