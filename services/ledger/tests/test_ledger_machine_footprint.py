@@ -33,6 +33,23 @@ def test_mapped_files_are_not_held(tmp_path: Path) -> None:
     assert footprint.held_on_linux(7, tmp_path) == (1024 + 256) * MIB
 
 
+@pytest.mark.parametrize(
+    ("locked_gib", "held_mib"),
+    [
+        (0, 1280),
+        (3, 1280 + 3072),
+        (7, 1280 + 7168),
+        (8, 1280 + 7168),
+    ],  # the last: everything is locked, 7 GiB are files
+)
+def test_locked_weights_cannot_be_dropped_and_are_held(tmp_path: Path, locked_gib: int, held_mib: int) -> None:
+    locked = f"{locked_gib * 2**20} kB\n"
+    write(tmp_path, 7, smaps_rollup=f"{SMAPS_ROLLUP}Locked:         {locked}")
+    write(tmp_path, 8, status=f"{STATUS}VmLck:\t {locked}")
+    assert footprint.held_on_linux(7, tmp_path) == held_mib * MIB
+    assert footprint.held_on_linux(8, tmp_path) == (held_mib + 256) * MIB
+
+
 def test_another_users_process_is_measured_by_its_status(tmp_path: Path) -> None:
     write(tmp_path, 7, status=STATUS)
     assert footprint.held_on_linux(7, tmp_path) == (1024 + 512) * MIB

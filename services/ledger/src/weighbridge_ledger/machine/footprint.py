@@ -47,10 +47,20 @@ def tree_held(pid: int, held: Held | None = None) -> int | None:
 
 
 def held_on_linux(pid: int, root: Path = Path("/")) -> int | None:
-    """Pss_Anon + Pss_Shmem, else (other people's processes, kernels before 5.4) RssAnon + RssShmem."""
+    """Pss_Anon + Pss_Shmem, else (other people's processes, kernels before 5.4) RssAnon + RssShmem.
+
+    Pages of mapped files that are locked (weights under mlock) cannot be dropped, so they are used and count. How much
+    of Locked is files is not said: as much as there are mapped files, because whoever locks memory locks its weights.
+    """
     folder = root / "proc" / str(pid)
-    proportional = _sum(read_text(folder / "smaps_rollup"), ("Pss_Anon", "Pss_Shmem"))
-    return _sum(read_text(folder / "status"), ("RssAnon", "RssShmem")) if proportional is None else proportional
+    rollup, status = read_text(folder / "smaps_rollup"), read_text(folder / "status")
+    proportional = _sum(rollup, ("Pss_Anon", "Pss_Shmem"))
+    if proportional is not None:
+        return proportional + min(_sum(rollup, ("Pss_File",)) or 0, _sum(rollup, ("Locked",)) or 0)
+    resident = _sum(status, ("RssAnon", "RssShmem"))
+    if resident is not None:
+        return resident + min(_sum(status, ("RssFile",)) or 0, _sum(status, ("VmLck",)) or 0)
+    return None
 
 
 def _sum(text: str | None, names: Iterable[str]) -> int | None:
