@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from weighbridge.pull import settings as pull_settings
 from weighbridge_common.settings import ServiceSettings
 from weighbridge_engines.settings import EngineSettings
 from weighbridge_fit.settings import FitSettings
@@ -29,6 +30,8 @@ def settings() -> Iterator[tuple[str, str]]:
         for field, info in service.model_fields.items():
             if field not in shared:
                 yield service.variable(field), written(info.default)
+    for variable, default in pull_settings.DEFAULTS.items():
+        yield variable, written(default)
 
 
 def written(default: object) -> str:

@@ -9,6 +9,14 @@ from weighbridge.pull.errors import PullError
 
 DEFAULT_STALL_S = 30.0
 
+DEFAULTS: Mapping[str, str] = {
+    "WEIGHBRIDGE_PULL_TOKEN": "",
+    "WEIGHBRIDGE_PULL_TOKEN_FILE": "",
+    "WEIGHBRIDGE_PULL_HUB": HUB,
+    "WEIGHBRIDGE_PULL_STALL_S": f"{DEFAULT_STALL_S:.0f}",
+}
+"""Every variable and its default."""
+
 
 class PullSettingsError(Exception):
     """A variable that cannot be used: its name and why."""
