@@ -4,12 +4,19 @@ WEIGHBRIDGE_TORTURE_OPERATIONS sets how many leases are asked for (default 150).
 """
 
 import asyncio
+import json
 import os
 import random
 import signal
 
 import grpc
+from google.protobuf.json_format import MessageToJson
+from weighbridge import Suite
+from weighbridge.following import Interruption, follow
 from weighbridge_common import processes
+from weighbridge_ledger.book import Ceilings, Policy
+from weighbridge_ledger.tools.check import check
+from weighbridge_ledger.tools.recording import play
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
@@ -37,6 +44,16 @@ class Holders:
 
     def count(self, failure: RpcFailure) -> None:
         self.refused[failure.reason] = self.refused.get(failure.reason, 0) + 1
+
+
+async def record(environ: dict[str, str], told: list[str]) -> None:
+    """What an operator's watch prints, over every kill."""
+    async with Suite(environ, patience_s=60) as suite:
+        async for change in follow(suite):
+            if isinstance(change, Interruption):
+                told.append(json.dumps({"note": {"reason": change.reason}}))
+            else:
+                told.append(MessageToJson(change, preserving_proto_field_name=True, indent=None))
 
 
 async def release_until_answered(stub, lease_id: str, secret: str) -> None:
@@ -121,11 +138,18 @@ async def test_no_byte_is_held_twice_and_none_stays_charged(ledger_process) -> N
             await asyncio.sleep(dice.random() * 0.05)
             await ledger_process.restart_by(signal.SIGKILL)
             kills += 1
+            stored = await asyncio.to_thread(
+                check, ledger_process.folder / "data" / "ledger.db", Ceilings(CEILING_GIB * GIB), Policy()
+            )
+            assert stored.findings == ()
 
+    told: list[str] = []
+    recording = asyncio.create_task(record(ledger_process.environ, told))
     killing = asyncio.create_task(killer())
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     killing.cancel()
-    await asyncio.gather(killing, return_exceptions=True)
+    (ended,) = await asyncio.gather(killing, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError), ended
     await ledger_process.running()
     # Grants whose clients went away while the ledger was down have one more activate_by.
     for _ in range(300):
@@ -139,3 +163,11 @@ async def test_no_byte_is_held_twice_and_none_stays_charged(ledger_process) -> N
     assert holders.activated > operations / 10
     assert holders.most_gib > CEILING_GIB / 2
     assert await ledger_process.end(signal.SIGTERM) == 0
+    assert not recording.done(), "a watch goes on over every kill"
+    recording.cancel()
+    await asyncio.gather(recording, return_exceptions=True)
+    # Played again from what was told: no transition raised a sum above its ceiling, and no state was walked back.
+    played = play(told)
+    assert played.findings == []
+    assert len(played.epochs) > 1
+    assert CEILING_GIB / 2 < played.peaks["total"] / GIB <= CEILING_GIB

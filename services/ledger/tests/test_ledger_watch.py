@@ -1,5 +1,7 @@
 """Watch: numbered, resumable, bounded."""
 
+import asyncio
+
 import grpc
 import pytest
 from weighbridge_ledger.book import Event, EventKind
@@ -150,3 +152,25 @@ async def test_who_looks_sees_what_a_queued_claim_waits_for_and_a_change_does_no
     assert one.wait_reasons == second.wait_reasons
     for call in (*waiting, watch):
         call.cancel()
+
+
+async def test_a_snapshot_is_what_was_told_while_decisions_are_being_written(ledger) -> None:
+    """A is granted while its commit waits: a watch that begins then is not shown it, and is told of it afterwards."""
+    standing, _ = await ledger.active(4)
+    keeper = ledger.servicer._keeper
+    ledger.store.gate.clear()
+    a = ledger.admit(20, 2)
+    while keeper.book.lease_count < 2:  # noqa: ASYNC110 # nothing tells that a verb has run and is not yet on disk
+        await asyncio.sleep(0)
+    snapshot = ledger.servicer._snapshot()
+    assert [lease.lease_id for lease in snapshot.leases] == [standing]
+    hub = ledger.servicer._watch
+    watch = hub.watch("", 0)
+    first = await anext(watch)
+    assert [lease.lease_id for lease in first.snapshot.leases] == [standing]
+    ledger.store.gate.set()
+    granted = (await a.read()).granted.lease
+    told = (await anext(watch)).lease
+    assert (told.lease_id, told.state) == (granted.lease_id, lease_pb2.LEASE_STATE_GRANTED)
+    await watch.aclose()
+    a.cancel()

@@ -100,6 +100,7 @@ async def assemble(
     )
     keeper = Keeper(book, store, clock)
     keeper.run(lambda book, now: book.restore(snapshot, now))
+    keeper.take_as_told()
     servicer = LedgerServicer(keeper, machine, epoch, last_observation, is_alive)
     await sweep(keeper, is_alive)
     _log.info(

@@ -67,6 +67,11 @@ class Committer:
         """Whether the last batch could not be written."""
         threading.Thread(target=self._work, name="ledger-store", daemon=True).start()
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything taken up so far is on disk and told."""
+        return self._latest() is None and not self.failing
+
     def enqueue(self, writes: Sequence[AnyWrite], events: Sequence[Event]) -> None:
         """Take a decision up for writing. Cannot be cancelled from here on."""
         if not writes and not events:

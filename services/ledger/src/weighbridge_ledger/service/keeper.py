@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from weighbridge_ledger.book import Book, Event, EventKind, Moment, Refused
+from weighbridge_ledger.book import Book, Event, EventKind, Lease, LeaseState, Moment, Refused
 from weighbridge_ledger.service.clock import Clock
 from weighbridge_ledger.service.committer import Batch, Committer
 from weighbridge_ledger.service.failures import error_of, store_unavailable
@@ -29,6 +29,22 @@ class Keeper:
         self._listeners: list[Listener] = []
         self._unkept_listeners: list[Callable[[str], None]] = []
         self._untold: list[Event] = []
+        self._told: dict[str, Lease] = {}
+
+    def take_as_told(self) -> None:
+        """What the book holds is what everybody may know: after a restart, and whenever nothing is being written."""
+        views = (self.book.view(lease_id) for lease_id in self.book.lease_ids())
+        self._told = {view.lease.lease_id: view.lease for view in views if view is not None}
+
+    def told_leases(self) -> list[Lease]:
+        """The leases as the events told so far leave them, in the order of asking.
+
+        The book itself may be ahead by what is being written. Listed from there, a watch would see a lease end that it
+        was never shown, and be told of a grant after the one that took its place.
+        """
+        if self.committer.idle and not self._untold:
+            self.take_as_told()
+        return sorted(self._told.values(), key=lambda lease: lease.sequence)
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` with events, in order, after they were committed."""
@@ -94,6 +110,7 @@ class Keeper:
         if error is None:
             events = self._untold + batch.events if self._untold else batch.events
             self._untold = []
+            self._note_told(events)
             if events:
                 for listener in self._listeners:
                     listener(events)
@@ -105,3 +122,12 @@ class Keeper:
                 self.run(lambda book, now, lease_id=lease_id: book.withdraw(lease_id, now))  # type: ignore[misc]
                 for unkept in self._unkept_listeners:
                     unkept(lease_id)
+
+    def _note_told(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.lease is None:
+                continue
+            if event.lease.state is LeaseState.RELEASED:
+                self._told.pop(event.lease.lease_id, None)
+            else:
+                self._told[event.lease.lease_id] = event.lease

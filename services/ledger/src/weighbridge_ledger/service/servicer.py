@@ -262,9 +262,12 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision, self._keeper.clock())
 
     def _snapshot(self) -> pb.WatchSnapshot:
-        book = self._keeper.book
-        views = [view for lease_id in book.lease_ids() if (view := book.view(lease_id)) is not None]
-        return pb.WatchSnapshot(leases=[self._view_message(view) for view in views], capacity=self._capacity())
+        return pb.WatchSnapshot(leases=map(self._as_told, self._keeper.told_leases()), capacity=self._capacity())
+
+    def _as_told(self, lease: Lease) -> lease_pb2.Lease:
+        """A lease as it was told, with what else is known of it if it still is that."""
+        view = self._keeper.book.view(lease.lease_id)
+        return self._view_message(view if view is not None and view.lease == lease else LeaseView(lease))
 
     def _render(self, event: Event, revision: int) -> pb.WatchResponse:
         message = pb.WatchResponse(epoch=self._epoch, revision=revision, event_time=messages.timestamp(event.wall))
