@@ -12,9 +12,8 @@ from typing import Any
 import grpc
 import pytest
 from click.testing import CliRunner
-from weighbridge import CallError, Suite
+from weighbridge import CallError, Interruption, Suite, SyncSuite, follow
 from weighbridge.cli import main
-from weighbridge.following import Interruption, follow
 from weighbridge.happenings import Happenings
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.ledger.v1 import lease_pb2
@@ -150,6 +149,15 @@ async def test_a_refusal_is_a_failure(fake_suite: Any) -> None:
         assert not isinstance(await anext(changes), Interruption)
         with pytest.raises(CallError, match="NODE_NOT_FOUND"):
             await anext(changes)
+
+
+def test_a_program_without_asyncio_follows_too(fake_suite: Any) -> None:
+    fake_suite.state.watches = [[snapshot(4), change(5), failing(COMPACTED, "REVISION_COMPACTED", epoch="s.1")]]
+    with SyncSuite(fake_suite.environ) as suite:
+        changes = suite.follow()
+        told = [next(changes) for _ in range(3)]
+        changes.close()
+    assert [isinstance(one, Interruption) for one in told] == [False, False, True]
 
 
 # -- in words ------------------------------------------------------------------------------------------------------

@@ -13,19 +13,32 @@ if TYPE_CHECKING:
     from weighbridge.client import Suite
     from weighbridge.engine_client import Engine
     from weighbridge.failures import CallError
+    from weighbridge.following import Interruption, follow
     from weighbridge.machines import parse_machine
     from weighbridge.sync import SyncSuite
     from weighbridge.version import __version__
 
-__all__ = ["CallError", "Engine", "RpcFailure", "Suite", "SyncSuite", "__version__", "parse_machine"]
+__all__ = [
+    "CallError",
+    "Engine",
+    "Interruption",
+    "RpcFailure",
+    "Suite",
+    "SyncSuite",
+    "__version__",
+    "follow",
+    "parse_machine",
+]
 
 _HOMES = {
     "CallError": "weighbridge.failures",
     "Engine": "weighbridge.engine_client",
+    "Interruption": "weighbridge.following",
     "RpcFailure": "weighbridge_proto.errors",
     "Suite": "weighbridge.client",
     "SyncSuite": "weighbridge.sync",
     "__version__": "weighbridge.version",
+    "follow": "weighbridge.following",
     "parse_machine": "weighbridge.machines",
 }
 

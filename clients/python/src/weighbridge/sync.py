@@ -13,6 +13,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.client import Suite
+from weighbridge.following import Interruption, follow
 
 T = TypeVar("T")
 
@@ -106,6 +107,12 @@ class SyncSuite:
     def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """See :meth:`weighbridge.Suite.leases`."""
         return self._wait(self._suite.leases(include_released=include_released))
+
+    def follow(
+        self, epoch: str = "", revision: int = 0
+    ) -> Generator[ledger_service_pb2.WatchResponse | Interruption, None, None]:
+        """See :func:`weighbridge.follow`."""
+        return self._iterate(lambda: follow(self._suite, epoch, revision))
 
     def observations(self, **which: Any) -> Sequence[lease_pb2.Observation]:
         """See :meth:`weighbridge.Suite.observations`."""
