@@ -213,12 +213,14 @@ BAR = re.compile(r"\[A+\.+\]")
 class Terminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, arguments: tuple[str, ...], environ: dict[str, str], columns: int, rows: int) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], environ: dict[str, str], columns: int, rows: int, kind: str = "xterm-256color"
+    ) -> None:
         self._main, other = pty.openpty()
         self.resize(columns, rows)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "weighbridge", *arguments],
-            env={**os.environ, **environ, "TERM": "xterm-256color"},
+            env={**os.environ, **environ, "TERM": kind},
             stdin=other,
             stdout=other,
             stderr=other,
@@ -275,6 +277,19 @@ def test_top_is_live_follows_changes_and_resizes_and_ends_clean(fake_suite: Any)
     # The screen of before is back, and so is the cursor.
     assert terminal.seen.count("\x1b[?1049h") == terminal.seen.count("\x1b[?1049l") == 1
     assert terminal.seen.rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in terminal.seen[-40:]
+
+
+def test_top_on_a_terminal_that_can_only_print_prints_one_picture(fake_suite: Any) -> None:
+    terminal = Terminal(("top",), fake_suite.environ, 80, 30, kind="dumb")
+    try:
+        terminal.until(lambda text: False)
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        terminal.close()
+    assert "512.0 MiB of 24.00 GiB committed" in terminal.seen
+    assert "\x1b" not in terminal.seen
 
 
 # -- leases and limit ----------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def top(once: bool, json_output: bool) -> None:
         async with open_suite() as suite:
             if json_output:
                 print_json(await look(suite))
-            elif once or not out.is_terminal:
+            elif once or not out.is_terminal or out.is_dumb_terminal:
                 out.print(picture(await look(suite)))
             else:
                 async with open_suite() as watching:

@@ -151,4 +151,8 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
         if error.errno not in _NO_LINKS:
             raise
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # takes the name
-        partial.replace(target)
+        try:
+            partial.replace(target)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
