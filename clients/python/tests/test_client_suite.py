@@ -123,6 +123,7 @@ async def test_a_model_is_a_path_here_then_a_catalogue_id_then_a_path_there(
         assert (await suite.resolve_model("./here")).path == str(tmp_path / "here")
         assert (await suite.resolve_model("known")).catalog_id == "known"
         assert (await suite.resolve_model("unknown")).path == "unknown"
+        assert (await suite.resolve_model("")).path == "", "no name, and not the current folder"
         assert (await suite.resolve_model("sub/model")).path == "sub/model"
         assert (await suite.resolve_model("/nowhere/model")).path == "/nowhere/model"
 

@@ -8,6 +8,8 @@ from weighbridge_proto.fit.v1 import weights_pb2
 
 def path_here(text: str, here: Path | None = None) -> Path | None:
     """The absolute path of ``text`` if that file or folder exists here, seen from the current folder; else None."""
+    if not text:
+        return None  # a variable that a shell found empty, and not the current folder
     path = (here or Path.cwd()) / Path(text).expanduser()
     try:
         # normpath, not resolve: the service resolves symbolic links itself, under its own models root.

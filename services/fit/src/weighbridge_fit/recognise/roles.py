@@ -15,6 +15,8 @@ DEEPSPEC_ARCHITECTURE = "Gemma4DSparkModel"
 # Families of drafters by the class names that their authors publish (EAGLE 1 to 3, Medusa, DFlash, DSpark, MLP
 # speculators).
 _DRAFTER_CLASS = re.compile(r"eagle|medusa|dflash|dspark|speculator", re.IGNORECASE)
+# NVIDIA's Eagle 2 and 2.5 are whole models of vision and language, and no drafter generates from anything but tokens.
+_WHOLE_CLASS = "ForConditionalGeneration"
 # Support files of DeepSeek V4: their metadata has the drafter's block size, with or without the architecture's prefix.
 _DSPARK_KEYS = ("dspark.block_size", "deepseek4.dspark.block_size", "deepseek41.dspark.block_size")
 _DRAFTER_GGUF = re.compile(r"eagle\d*|dflash|dspark|medusa")
@@ -49,6 +51,8 @@ def role_of_config(config: Mapping[str, Any]) -> Recognised:
     """What a folder's config.json says it is."""
     name = first_architecture(config)
     model_type = config.get("model_type")
+    if name.endswith(_WHOLE_CLASS):
+        return MODEL
     if name == DEEPSPEC_ARCHITECTURE or _DRAFTER_CLASS.search(name):
         return Recognised(Role.DRAFTER, _text(config, _MADE_FOR))
     if isinstance(model_type, str):
