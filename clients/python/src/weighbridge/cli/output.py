@@ -22,8 +22,8 @@ MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
 """Reason of a model that is not there; the service says only that, so that it tells nobody what files there are."""
 
 
-# Control characters but for tabs and line feeds, and those that turn the direction of text: names and messages come out of files
-# that nobody vouches for, and a terminal obeys what it is told to show.
+# Control characters but for tabs and line feeds, and those that turn the direction of text: names and messages come out
+# of files that nobody vouches for, and a terminal obeys what it is told to show.
 _NOT_SHOWN = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
