@@ -44,7 +44,7 @@ def leases(include_released: bool, json_output: bool) -> None:
     run_command("leases", body, json_output=json_output)
 
 
-@click.command()
+@click.command(short_help="How much memory models may use: show it, or set it.")
 @click.argument("size", type=LimitParam(), required=False)
 @json_option
 def limit(size: int | str | None, json_output: bool) -> None:

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MODULE = "weighbridge_ledger"
 
 
-@click.group()
+@click.group(short_help="Back up, check and replay the ledger's database.")
 def ledger() -> None:
     """Back up, check and replay the ledger's database, also while the ledger runs.
 

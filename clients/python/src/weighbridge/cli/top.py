@@ -31,7 +31,7 @@ PERIOD_S = 5.0
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-@click.command()
+@click.command(short_help="Who holds memory and who waits for it, live.")
 @click.option("--once", is_flag=True, help="Print one picture and end. So it is without a terminal, too.")
 @json_option
 def top(once: bool, json_output: bool) -> None:
