@@ -82,8 +82,6 @@ def print_fits(to: Console, response: fit_service_pb2.ListFitsResponse, listed: 
     to.print(table)
     count = sum(fit.assessment.verdict == requirement_pb2.VERDICT_RUNS for fit in response.fits)
     to.print()
-    to.print(
-        f"{count} of {listed} run here. weighbridge fit MODEL says why, weighbridge pull MODEL gets it."
-    )
+    to.print(f"{count} of {listed} run here. weighbridge fit MODEL says why, weighbridge pull MODEL gets it.")
     for note in response.notes:
         to.print(Text(f"Left out: {note}"))
