@@ -21,7 +21,7 @@ from weighbridge_fit import folder as folders
 from weighbridge_fit import weight_names
 from weighbridge_fit.bounded_json import loads_object, loads_pairs
 from weighbridge_fit.describe import describe
-from weighbridge_fit.errors import MAX_SHOWN, WeightError, WeightReason
+from weighbridge_fit.errors import MAX_SHOWN, WeightError, WeightReason, shown
 from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.models_root import ModelNotFoundError, ModelsRoot
 
@@ -277,8 +277,8 @@ def test_names_that_are_not_text_still_make_facts_that_can_travel(root: Path) ->
     weights(root / f"{bad}.safetensors")
     for name in (bad, f"{bad}.safetensors"):
         facts = facts_of(root, name)
-        for shown in (facts.name, *facts.notes, *(file.name for file in facts.files)):
-            shown.encode("utf-8")
+        for text in (facts.name, *facts.notes, *(file.name for file in facts.files)):
+            text.encode("utf-8")
         assert facts.tensor_bytes == 8
     (root / "m" / f"{bad}.safetensors").write_bytes(b"\0")
     assert refusal(root).file == "\\udcff\\udcfe.safetensors"
@@ -729,3 +729,12 @@ def test_a_reference_outside_the_root_looks_like_one_to_nothing(root: Path, refe
     with pytest.raises(ModelNotFoundError) as absent:
         ModelsRoot(root).resolve("nothing.safetensors")
     assert str(caught.value).replace(reference, "") == str(absent.value).replace("nothing.safetensors", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 500, "\0" * 70, "\0" * 500, "\U0001f600" * 90, "\u202e" * 90, "'\"\\" * 40, b"\xff" * 300]
+)
+def test_a_name_is_short_in_a_message_however_it_is_escaped(name: str | bytes) -> None:
+    """Each zero byte becomes four letters: 80 of them made a message that no call's trailers should carry."""
+    assert len(shown(name)) <= MAX_SHOWN + 2
+    assert shown("model.weight") == "'model.weight'"

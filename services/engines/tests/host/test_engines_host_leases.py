@@ -179,6 +179,15 @@ def test_what_a_footprint_means():
     assert judge(10**12, 0) is FootprintVerdict.WITHIN
 
 
+def test_an_engine_within_its_own_price_is_not_ended() -> None:
+    """A tiny model's claim is 140 MiB and its price ends at 191: 184 were seen once, and are 131 % of the claim."""
+    assert judge(184, 140) is FootprintVerdict.KILL
+    assert judge(184, 140, 191) is FootprintVerdict.WITHIN
+    assert judge(191, 140, 191) is FootprintVerdict.WITHIN
+    assert judge(192, 140, 191) is FootprintVerdict.KILL
+    assert judge(160, 140, 141) is FootprintVerdict.NO_NEW_WORK
+
+
 async def test_the_watchdog_refuses_new_work_and_then_kills(run_dir):
     held = 500_000_000
     async with Suite(run_dir, held_bytes=lambda: held) as suite:

@@ -10,7 +10,13 @@ def shown(name: str | bytes) -> str:
     """A name out of a file as it may stand in a message: quoted, short and printable, whatever the file says."""
     if isinstance(name, bytes):
         name = name.decode("utf-8", "replace")
-    return repr(name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "...")
+    kept, more = (name, "") if len(name) <= MAX_SHOWN else (name[: MAX_SHOWN - 3], "...")
+    quoted = repr(kept + more)
+    # What cannot be printed becomes an escape of four to ten letters: so much less of such a name is shown.
+    while len(quoted) > MAX_SHOWN + 2:
+        kept = kept[: len(kept) * 3 // 4]
+        quoted = repr(kept + "...")
+    return quoted
 
 
 def as_text(name: str) -> str:

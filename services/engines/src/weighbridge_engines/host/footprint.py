@@ -25,10 +25,15 @@ class FootprintVerdict(Enum):
     KILL = "kill"
 
 
-def judge(footprint_bytes: int, grant_bytes: int) -> FootprintVerdict:
-    """What follows from holding ``footprint_bytes`` under a grant; without a grant on the host nothing is bounded."""
+def judge(footprint_bytes: int, grant_bytes: int, priced_bytes: int = 0) -> FootprintVerdict:
+    """What follows from holding ``footprint_bytes`` under a grant; without a grant on the host nothing is bounded.
+
+    ``priced_bytes``: the most that the plan said it may need. A grant is what was expected, and a small model's high
+    bound lies above 125 % of that: an engine within its own price is the plan's to answer for, and the ledger charges
+    what it sees, or refuses to.
+    """
     percent = 100 * footprint_bytes // grant_bytes if grant_bytes > 0 else 0
-    if percent < REFUSE_PERCENT:
+    if percent < REFUSE_PERCENT or footprint_bytes <= priced_bytes:
         return FootprintVerdict.WITHIN
     return FootprintVerdict.NO_NEW_WORK if percent < KILL_PERCENT else FootprintVerdict.KILL
 

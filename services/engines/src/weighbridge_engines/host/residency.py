@@ -147,7 +147,13 @@ class Residency:
     def over_grant(self) -> bool:
         """Whether it holds so much more than was granted, as last measured, that it takes no new work."""
         held = 0 if self.footprint is None else self.footprint.now_bytes
-        return judge(held, self.hold.charged_host_bytes) is not FootprintVerdict.WITHIN
+        return judge(held, self.hold.charged_host_bytes, self._priced_host_bytes) is not FootprintVerdict.WITHIN
+
+    @property
+    def _priced_host_bytes(self) -> int:
+        """The most that the plan said it may need of host memory."""
+        needed = self.plan.requirement
+        return max(0, needed.total.high_bytes - needed.device_peak.high_bytes)
 
     async def until_free(self) -> None:
         """Return when nobody uses it, or when it must not be waited for."""
@@ -304,7 +310,7 @@ class Residency:
         while True:
             held = await footprint.measure()
             grant = self.hold.charged_host_bytes
-            if judge(held, grant) is FootprintVerdict.KILL:
+            if judge(held, grant, self._priced_host_bytes) is FootprintVerdict.KILL:
                 self._set_trouble(
                     Trouble("OUT_OF_GRANT", failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
                 )
