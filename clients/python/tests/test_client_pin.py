@@ -320,3 +320,16 @@ def test_a_document_survives_its_text(tmp_path: Path) -> None:
     assert json.loads(as_text(document)) == document
     write_json(tmp_path / "x.json", document)
     assert json.loads((tmp_path / "x.json").read_text()) == document
+
+
+def test_doctor_notices_a_folder_that_is_not_whole(folders: Path) -> None:
+    assert pin(folders).exit_code == 0
+    here = folders / "pulled" / "mine"
+    shutil.copytree(folders / "model", here)
+    with (here / "model.safetensors").open("ab") as file:
+        file.write(b"\0")
+    size = (here / "model.safetensors").stat().st_size
+    checks = json.loads(run("doctor", "--json").stdout)["checks"]
+    (check,) = [entry for entry in checks if entry["name"] == "model mine"]
+    assert (check["state"], check["next_step"]) == ("broken", "weighbridge pull mine")
+    assert f"{size:,} bytes instead of {size - 1:,}" in check["detail"]

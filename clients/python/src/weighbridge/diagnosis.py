@@ -185,6 +185,28 @@ async def check_catalogue(suite: Suite) -> list[Check]:
     return checks
 
 
+def check_leftovers(model: fit_service_pb2.CatalogModel) -> Check | None:
+    """A folder of `model` that holds files and is not whole: one is missing, or of another size than the manifest
+    says."""
+    folder = Path(model.folder)
+    wrong = []
+    found = False
+    for file in model.files:
+        path = folder / (file.path or file.name)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            wrong.append(f"{file.path or file.name} is missing")
+            continue
+        found = True
+        if size != file.size_bytes:
+            wrong.append(f"{file.path or file.name} has {size:,} bytes instead of {file.size_bytes:,}")
+    if not found:
+        return None
+    detail = f"its folder is there and not whole: {wrong[0]}" if wrong else "its folder is there and not whole"
+    return Check(f"model {model.catalog_id}", State.BROKEN, detail, f"weighbridge pull {model.catalog_id}")
+
+
 def check_download(model: fit_service_pb2.CatalogModel) -> Check | None:
     """What is left of a download of `model` that did not come to its end, or has not yet; None if nothing is."""
     work = Path(model.folder) / WORK_NAME
@@ -195,7 +217,7 @@ def check_download(model: fit_service_pb2.CatalogModel) -> Check | None:
     except OSError:
         return None
     if not any(parts):
-        return None
+        return check_leftovers(model)
     detail = f"its download is under way or was broken off, {format_size(sum(parts))} of it wait"
     return Check(f"model {model.catalog_id}", State.ABSENT, detail, f"weighbridge pull {model.catalog_id}")
 

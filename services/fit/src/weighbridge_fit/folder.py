@@ -64,6 +64,9 @@ class ModelFolder:
     adapter: Mapping[str, Any] | None = None
 
 
+_UNREADABLE_JSON = (WeightReason.HEADER_INVALID, WeightReason.TOO_DEEP, WeightReason.DUPLICATE_KEY)
+
+
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     """A JSON object of bounded size. Raises `WeightError` naming the file.
 
@@ -290,7 +293,14 @@ class _Scan:
         path = self._admit(self._folder / parent / name)
         if path is None:
             raise WeightError(WeightReason.UNREADABLE, "the file is missing or not readable", file=name)
-        return read_json(path, MAX_CONFIG_BYTES)
+        try:
+            return read_json(path, MAX_CONFIG_BYTES)
+        except WeightError as error:
+            if error.reason in _UNREADABLE_JSON:  # no weights, and nobody's header
+                raise WeightError(
+                    WeightReason.CONFIG_INVALID, error.message, offset=error.offset, file=error.file
+                ) from error
+            raise
 
 
 def _without_copies(names: list[str], notes: list[str]) -> list[str]:

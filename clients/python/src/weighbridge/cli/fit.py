@@ -144,6 +144,8 @@ async def _grid(
             write_plot(grid, plot)
         except ImportError:
             raise CommandError("Pictures need matplotlib. Install it: pip install 'weighbridge[plot]'.") from None
+        except OSError as failed:
+            raise CommandError(f"The picture {plot} cannot be written: {failed.strerror or failed}.") from None
         say(f"Drawn: {plot}")
     if json_output:
         print_json(grid_json(grid))
