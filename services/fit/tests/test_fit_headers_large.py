@@ -260,12 +260,30 @@ def test_metadata_may_come_anywhere_and_be_all_there_is() -> None:
     assert reading(b'{"__metadata__":{"a":"1"}}   ', 0).tensor_count == 0
 
 
+def test_an_entry_with_objects_of_its_own_is_not_cut_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by fuzzing: what the format ignores looked like two entries, and the header was called malformed."""
+    inner = '"x":{"a":{"dtype":"I8"},"b":{"dtype":"I8"}}'
+    entry = f'"w%d":{{"dtype":"I8",{inner},"shape":[2],"data_offsets":[%d,%d]}}'
+    text = "{" + ",".join(entry % (n, 2 * n, 2 * n + 2) for n in range(100)) + "}"
+    monkeypatch.setattr(large, "PIECE_BYTES", 500)
+    ours = reading(text.encode(), 200)
+    assert [tensor.name for tensor in ours.tensors()] == [f"w{n}" for n in range(100)]
+
+
 def test_two_names_of_one_hash_are_two_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "hash", lambda name: len(name), raising=False)
     assert reading(MANY, 64_000).tensor_count == 16_000
 
 
 NAMES = st.sampled_from(["w", "v", "x},", '\\"},\\"a\\":{', "}", "__metadata__", "\u00fc", "a:{", "},{", "\\u0077"])
+
+
+UNKNOWN_FIELDS = [
+    '"x":{}',
+    '"x":{"a":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]},"b":{"dtype":"BF16"}}',
+    '"x":{"a":"}"},"y":{"b":"{"}',
+    '"x":[{"a":{}},{"b":{}}]',
+]
 
 
 @st.composite
@@ -280,6 +298,8 @@ def documents(draw: st.DrawFn) -> tuple[bytes, int]:
         position += size
         shape, end = draw(st.sampled_from([size // 2] * 9 + [7])), begin + size
         fields = [f'"dtype"{colon}"BF16"', f'"shape"{colon}[{shape}]', f'"data_offsets"{colon}[{begin}{comma}{end}]']
+        if not draw(st.integers(0, 5)):  # what nobody knows is ignored, also where it looks like entries
+            fields.append(draw(st.sampled_from(UNKNOWN_FIELDS)))
         found.append(f'"{name}"{colon}{{{comma.join(draw(st.permutations(fields)))}}}')
     if draw(st.booleans()):
         value = draw(st.sampled_from(["{}", '{"a":"1"}', '{"a":"},\\"x\\":{"}', '{"a":"1","a":"1"}', '{"a":1}', "[]"]))

@@ -1,9 +1,9 @@
 """Headers too long to be decoded at once: read, checked and forgotten piece by piece.
 
 A header is one JSON object of entries. It is cut between two of them every MiB or so, and each piece is parsed as a
-header of its own by the reader of small ones. That the cuts are right needs no trust: a piece that is valid JSON ends
-where it began, outside of any text and at the same depth. What must hold for the header as a whole (no name twice, no
-gap, no overlap) is checked on columns of numbers.
+header of its own by the reader of small ones. That a cut is right needs no trust: a piece that is valid JSON ends where
+it began, outside of any text and at the same depth; one that is not valid is looked at again. What must hold for the
+header as a whole (no name twice, no gap, no overlap) is checked on columns of numbers.
 """
 
 import codecs
@@ -33,6 +33,8 @@ MAX_DTYPES = 1 << 10
 MAX_METADATA_KEYS = 1 << 12
 # One metadata value (a workflow, tag counts) is passed over in a window that doubles up to this.
 MAX_WINDOW_BYTES = 32 << 20
+# Places in one window that look like a cut and are none: real headers have not one.
+MAX_DOUBTS = 16
 
 _SPACE = rb"[ \t\n\r]*+"
 _STRING = rb'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
@@ -42,6 +44,7 @@ _METADATA_BEGINS = re.compile(_SPACE + rb'"__metadata__"' + _SPACE + rb":" + _SP
 _PAIR = re.compile(
     rb"(" + _STRING + rb")" + _SPACE + rb":" + _SPACE + rb"(" + _STRING + rb")" + _SPACE + rb"(,|\})" + _SPACE
 )
+_TEXT = re.compile(_STRING)
 _SEPARATOR = re.compile(_SPACE + rb"(,|\})" + _SPACE)
 _METADATA_NAME = rb'"__metadata__"'
 
@@ -76,6 +79,8 @@ def parse_large(file: RegularFile, length: int, budget: ParseBudget) -> LargeHea
         try:
             entries = entries_of(piece)
         except WeightError as error:
+            if not pieces.at_end and _is_uneven(piece):
+                raise _too_large("entries of the header hold objects of their own, so that it has no pieces") from error
             offset = None if error.offset is None else pieces.offset + max(0, error.offset - 1)
             raise WeightError(error.reason, error.message, offset=offset) from error
         table.add(entries)
@@ -99,6 +104,8 @@ class _Pieces:
         self.offset = PREFIX_BYTES
         self.metadata: dict[str, str] = {}
         self._metadata_seen = False
+        self.at_end = False
+        """Whether the piece just given is the last one, which was cut by nobody."""
 
     def __iter__(self) -> Iterator[bytes]:
         self._more(PIECE_BYTES)
@@ -120,6 +127,7 @@ class _Pieces:
                     raise _too_large("one entry of the header is larger than any tensor's")
                 continue
             if end is None:
+                self.at_end = True
                 yield b"{" + self._window  # The last piece brings its own closing bracket.
                 return
             yield b"{" + self._window[:end] + b"}"
@@ -152,9 +160,15 @@ class _Pieces:
         limit = self._window.find(_METADATA_NAME)
         limit = len(self._window) if limit < 0 else limit
         at = self._window.rfind(b"}", 0, limit)
-        while at >= 0:
+        doubts = 0
+        while at >= 0 and doubts < MAX_DOUBTS:
             if _CUT.match(self._window, at):
-                return at + 1
+                # An entry may hold objects of its own, which the format ignores: inside of one more is open than
+                # closed. Names may hold braces, so texts are left out where the plain count does not come out even.
+                before = self._window[: at + 1]
+                if before.count(b"{") == before.count(b"}") or not _is_uneven(before):
+                    return at + 1
+                doubts += 1
             at = self._window.rfind(b"}", 0, at)
         return None
 
@@ -310,6 +324,12 @@ class _Table:
                         message = f"the header names the tensor {shown(name)} twice"
                         raise WeightError(WeightReason.DUPLICATE_KEY, message)
                     seen.add(name)
+
+
+def _is_uneven(text: bytes) -> bool:
+    """Whether more objects begin than end, or the other way round: braces within texts do not count."""
+    bare = _TEXT.sub(b"", text)
+    return bare.count(b"{") != bare.count(b"}")
 
 
 def _too_large(message: str) -> WeightError:
