@@ -246,6 +246,13 @@ def test_each_byte_of_a_storage_counts_for_the_first_tensor_that_covers_it(tmp_p
     assert {name: row[2] for name, row in found.items()} == {"middle": 16 + 16, "again": 0, "overlapping": 8 + 8}
 
 
+def test_an_empty_tensor_may_claim_to_lie_beyond_its_storage_and_takes_nothing(tmp_path: Path) -> None:
+    """Found by fuzzing: the bytes between the storage's end and its place were counted, with a minus."""
+    views = {"far": p_tensor(WEIGHT, [0], at=100), "real": p_tensor(WEIGHT, [12])}
+    found = rows(facts_of(tmp_path, checkpoint(p_dict(views), {"0": 48})))
+    assert found == {"far": ("F32", (0,), 0), "real": ("F32", (12,), 48)}
+
+
 def test_a_record_larger_than_its_storage_counts_whole(tmp_path: Path) -> None:
     assert rows(facts_of(tmp_path, checkpoint(p_tensor(WEIGHT, [4]), {"0": 64})))["tensor"][2] == 64
 

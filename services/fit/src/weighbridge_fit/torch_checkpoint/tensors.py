@@ -118,11 +118,14 @@ def _view(storage: Any, dtype: ElementType | None, at: Any, shape: Any, strides:
         raise WeightError(WeightReason.BAD_SHAPE, "a tensor's strides or offset do not belong to its shape")
     element = dtype or storage.type
     elements = _elements(sizes)
+    if not elements:
+        # torch looks at the offset of a tensor with elements alone: one without may claim to lie anywhere.
+        return Tensor(element.name, sizes, 0, storage, 0, 0)
     begin = at * element.width
-    reach = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) if elements else 0
+    reach = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
     end = begin + -(-reach // element.packs) * element.width
     held = storage.elements * storage.type.width
-    if end > held and elements:
+    if end > held:
         message = f"a tensor reaches to byte {end} of the storage {shown(storage.key)}, which has {held}"
         raise WeightError(WeightReason.BAD_OFFSETS, message)
     return Tensor(element.name, sizes, elements, storage, begin, end)
