@@ -28,6 +28,10 @@ PERIOD_S = 5.0
 """Without any change it looks so often, for what is measured and no change of the book: the ledger does every 5 s."""
 
 
+LOOK_PATIENCE_S = 10.0
+"""After so long without an answer the picture says so, and the next look begins anew."""
+NO_ANSWER = "The ledger does not answer. What it said last:"
+
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -93,11 +97,15 @@ async def live(suite: Suite, watching: Suite, out: Console) -> None:
                 note = changes.away
                 if not note:
                     try:
-                        seen = await look(suite)
+                        # A picture that does not change must not be taken for the present: seen once to stand still.
+                        async with asyncio.timeout(LOOK_PATIENCE_S):
+                            seen = await look(suite)
+                    except TimeoutError:
+                        note = NO_ANSWER
                     except CallError as failed:
                         if failed.failure.code not in _SILENT:
                             raise
-                        note = "The ledger does not answer. What it said last:"
+                        note = NO_ANSWER
                 shown.update(picture(seen, note), refresh=True)
                 await asyncio.sleep(LEAST_PAUSE_S)
         if listening.done():
