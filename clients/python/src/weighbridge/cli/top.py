@@ -97,7 +97,7 @@ async def live(suite: Suite, watching: Suite, out: Console) -> None:
                 note = changes.away
                 if not note:
                     try:
-                        # A picture that does not change must not be taken for the present: seen once to stand still.
+                        # A picture that does not change must not be taken for the present.
                         async with asyncio.timeout(LOOK_PATIENCE_S):
                             seen = await look(suite)
                     except TimeoutError:
