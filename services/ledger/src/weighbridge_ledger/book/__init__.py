@@ -10,13 +10,16 @@ from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.records import Snapshot, Write
 from weighbridge_ledger.book.refusals import Reason, Refused
 from weighbridge_ledger.book.states import (
+    GPU,
     HOST,
     Ask,
     Ceilings,
     Charge,
     Claim,
+    Credential,
     DeviceWant,
     External,
+    Hold,
     Home,
     Lease,
     LeaseState,
@@ -27,16 +30,19 @@ from weighbridge_ledger.book.states import (
 )
 
 __all__ = [
+    "GPU",
     "HOST",
     "Ask",
     "Book",
     "Ceilings",
     "Charge",
     "Claim",
+    "Credential",
     "DeviceWant",
     "Event",
     "EventKind",
     "External",
+    "Hold",
     "Home",
     "Lease",
     "LeaseState",

@@ -11,11 +11,14 @@ class EventKind(enum.StrEnum):
     """What happened to a lease, or to the machine."""
 
     QUEUED = "QUEUED"
+    RECLAIMING = "RECLAIMING"
     GRANTED = "GRANTED"
     ACTIVATED = "ACTIVATED"
+    LOADED = "LOADED"
     SUSPECTED = "SUSPECTED"
     ATTACHED = "ATTACHED"
     RESIZED = "RESIZED"
+    SHRINK_ASKED = "SHRINK_ASKED"
     VACATING = "VACATING"
     OVERDUE = "OVERDUE"
     RELEASED = "RELEASED"
@@ -39,6 +42,8 @@ class ReleaseCause(enum.StrEnum):
     """It waited until its deadline."""
     EXCEEDS_CAPACITY = "EXCEEDS_CAPACITY"
     """While it waited, the ceilings fell below it."""
+    WOULD_WAIT_FOR_USE = "WOULD_WAIT_FOR_USE"
+    """Its caller keeps a lease busy meanwhile, and it would have waited for one that is in use (rule 25)."""
     NOT_STORED = "NOT_STORED"
     """The grant could not be committed, so nobody was told."""
     OPERATOR = "OPERATOR"
@@ -49,6 +54,7 @@ REFUSAL_OF: dict[ReleaseCause, Reason] = {
     ReleaseCause.NOT_ACTIVATED: Reason.GRANT_NOT_ACTIVATED,
     ReleaseCause.WAITED_TOO_LONG: Reason.ADMISSION_TIMED_OUT,
     ReleaseCause.EXCEEDS_CAPACITY: Reason.CLAIM_EXCEEDS_CAPACITY,
+    ReleaseCause.WOULD_WAIT_FOR_USE: Reason.WAIT_WHILE_HOLDING,
     ReleaseCause.NOT_STORED: Reason.STORE_UNAVAILABLE,
 }
 """What an Admit stream is told when its lease ends for one of these causes."""
@@ -56,10 +62,15 @@ REFUSAL_OF: dict[ReleaseCause, Reason] = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One transition. `lease` is the record after it (with its last charge, when it was released)."""
+    """One transition. `lease` is the record after it (with its last charge, when it was released).
+
+    RECLAIMING is told of the claim that waits, with `asked`: the leases that were asked to vacate for it. SHRINK_ASKED is
+    told of a holder that was asked for optional bytes back; it changes nothing of the lease.
+    """
 
     kind: EventKind
     wall: float
     lease: Lease | None = None
     cause: ReleaseCause | None = None
     ceilings: Ceilings | None = None
+    asked: tuple[str, ...] = ()

@@ -32,6 +32,29 @@ class Policy:
     """A waiter that has waited so long is protected (rule 16)."""
     look_ahead: int = 32
     """Waiters per pool that are examined; beyond it the order is strict, which is live too (rule 16)."""
+    age_s: float = 30.0
+    """Waiting so long raises a claim's level by one (rule 15). Without it two interactive claims that alternate keep a
+    background one waiting for ever (L)."""
+    top_level: int = 3
+    """Interactive: as far as waiting raises a claim."""
+    idle_s: float = 2.0
+    """So long a holder must be idle before it is asked to vacate for a claim that is not protected (rule 19)."""
+    min_residency_s: float = 30.0
+    max_residency_s: float = 120.0
+    """A model stays at least twice its load time, between these, from load complete on (rule 22). Three models on one
+    card: 15 % of the time loading instead of 30, longest wait 83 s to 116 s (P); a cool-down on top gained no more
+    than a point, so there is none."""
+    longest_load_s: float = 600.0
+    """A holder that says nothing of its load has finished it by then, at the latest with its first use."""
+    exact_victims: int = 12
+    """Up to so many candidates the best set of victims is looked for among all sets (rule 20)."""
+    steady_samples: int = 3
+    """So many samples of use from outside must agree, with nothing loading, before holders are asked to vacate for it
+    (rule 3)."""
+    optional_step_bytes: int = 64 * 2**20
+    """Optional bytes are granted in steps of this (rule 4): a cache of odd size helps nobody."""
+    shrink_s: float = 10.0
+    """Optional bytes that were asked back are hoped for so long."""
     ended_kept: int = 4096
     """Ended requests that are remembered so that a late Admit is not granted again (rule 9)."""
     ended_s: float = 3600.0

@@ -11,6 +11,9 @@ from weighbridge_common.processes import ProcessIdentity
 HOST = "host"
 """The pool of host memory (all memory, on a unified machine). Device pools are named by their device id."""
 
+GPU = "gpu"
+"""The GPU of a unified machine, as a device that a lease may be alone on. No pool: its memory is the host's."""
+
 
 class Moment(NamedTuple):
     """One reading of both clocks: terms and deadlines run on the monotonic one, wall time is for people."""
@@ -73,11 +76,23 @@ class Claim:
     optional_host_bytes: int = 0
     source: str = ""
     """How the amount was come by, as the claimant names it; carried, not interpreted."""
+    cpu_only: bool = False
+    """It runs on the processor alone: not on the GPU of a unified machine."""
 
     @property
     def total_bytes(self) -> int:
         """Everything that is required, wherever it lives."""
         return self.host_bytes + sum(want.required_bytes for want in self.devices)
+
+    @property
+    def optional_bytes(self) -> int:
+        """Everything that is useful on top."""
+        return self.optional_host_bytes + sum(want.optional_bytes for want in self.devices)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it takes whichever card fits (rule 17)."""
+        return any(not want.device_id for want in self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,19 @@ class Charge:
     """(device id, bytes) on each card."""
     spilled: tuple[tuple[str, int], ...] = ()
     """(device id, bytes) that were wanted on that card and are charged to the host instead."""
+    optional_host_bytes: int = 0
+    """The part of host_bytes that was optional."""
+    optional_devices: tuple[tuple[str, int], ...] = ()
+    """(device id, bytes): the part of each card's bytes that was optional."""
+    occupies: tuple[str, ...] = ()
+    """The devices that the lease is on: its cards, or the GPU of a unified machine (rule 26)."""
+    exclusive: bool = False
+    """Nobody else may be on them."""
+
+    @property
+    def optional_bytes(self) -> int:
+        """Everything that was granted on top of what is required."""
+        return self.optional_host_bytes + sum(size for _, size in self.optional_devices)
 
     @property
     def total_bytes(self) -> int:
@@ -121,6 +149,12 @@ class Ceilings:
     limit_bytes: int | None = None
     spill_allowed: bool = False
     """Whether a claim may spill from a card that others are charged on. A lone one always may (rule 2)."""
+    has_shared_gpu: bool = False
+    """Unified memory: claims of host memory are on the GPU unless they run on the processor alone (rule 26)."""
+    exclusive_heeded: bool = True
+    """Whether claims for exclusive use count (rule 26). Where engines coexist they do not."""
+    one_start_at_a_time: bool = False
+    """Whether a load waits for the one before: two that are mapped for Metal at once can panic macOS."""
 
     def pool_bytes(self, pool: str) -> int:
         """The ceiling of one pool, the person's limit included."""
@@ -132,6 +166,20 @@ class Ceilings:
         """Everything together: the pools added up, or the person's limit where that is lower."""
         pools = self.host_bytes + sum(self.devices.values())
         return pools if self.limit_bytes is None else min(pools, self.limit_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why nothing may be loaded on a device for a while: its health, or a panic that was not long ago."""
+
+    code: str
+    """DEVICE_UNHEALTHY or GPU_PANIC."""
+    message: str
+    """A sentence for people."""
+    refuses_use: bool = False
+    """Whether what is loaded there may not be used either."""
+    retry_after_s: float = 5.0
+    """When the answer can be another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +205,8 @@ class Shortage:
     """HOST or a device id."""
     missing_bytes: int
     cause: str
-    """One of COMMITTED (leases hold it), EXTERNAL (programs outside do), LIMIT (the person's), SPILLED_DEVICE."""
+    """One of COMMITTED (leases hold it), EXTERNAL (programs outside do), LIMIT (the person's), SPILLED_DEVICE,
+    EXCLUSIVE (no bytes: somebody is there, or somebody there is alone), HOLDER (the holder's own limit)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +232,14 @@ class Purpose:
 
 
 @dataclass(frozen=True, slots=True)
+class Credential:
+    """A lease and the authority over it."""
+
+    lease_id: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One call of Admit, as the book sees it."""
 
@@ -195,7 +252,14 @@ class Ask:
     """The holder's own limit on host memory; 0: none."""
     purpose: Purpose = Purpose()
     priority: int = 0
+    """Background 1, normal 2, interactive 3, as in the contract."""
     pinned: bool = False
+    exclusive: bool = False
+    """Nobody else may be on its devices (rule 26)."""
+    replaces: "Credential | None" = None
+    """The caller's own lease that this one takes the place of (rule 24)."""
+    while_holding: "tuple[Credential, ...]" = ()
+    """The caller's own leases that it keeps busy meanwhile (rule 25)."""
     term_s: float | None = None
     """Silence allowed, clamped to the policy's bounds; None: the policy's."""
     max_wait_s: float | None = None
@@ -232,9 +296,14 @@ class Lease:
     purpose: Purpose = Purpose()
     priority: int = 0
     pinned: bool = False
+    exclusive: bool = False
     requested_wall: float = 0.0
     granted_wall: float = 0.0
     activated_wall: float = 0.0
+    loaded_wall: float = 0.0
+    """When its engine had finished loading, as its holder said; 0: it has not."""
+    load_s: float = 0.0
+    """How long that took, from its activation on."""
 
     @property
     def processes(self) -> tuple[ProcessIdentity, ...]:

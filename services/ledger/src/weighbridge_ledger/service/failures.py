@@ -23,6 +23,8 @@ _CODES: dict[Reason, grpc.StatusCode] = {
     Reason.LEASE_SUSPECT: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.LEASE_VACATING: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.CANNOT_GROW: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.WAIT_WHILE_HOLDING: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DEVICE_UNHEALTHY: grpc.StatusCode.UNAVAILABLE,
     Reason.OUT_OF_GRANT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.PROCESS_ALIVE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.TOO_MANY_PROCESSES: grpc.StatusCode.RESOURCE_EXHAUSTED,
