@@ -64,8 +64,8 @@ REFUSAL_OF: dict[ReleaseCause, Reason] = {
 class Event:
     """One transition. `lease` is the record after it (with its last charge, when it was released).
 
-    RECLAIMING is told of the claim that waits, with `asked`: the leases that were asked to vacate for it. SHRINK_ASKED is
-    told of a holder that was asked for optional bytes back; it changes nothing of the lease.
+    RECLAIMING is told of the claim that waits, with `asked`: the leases that were asked to vacate for it. SHRINK_ASKED
+    is told of a holder that was asked for optional bytes back; it changes nothing of the lease.
     """
 
     kind: EventKind

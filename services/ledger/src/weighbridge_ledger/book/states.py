@@ -109,10 +109,16 @@ class Charge:
     """The part of host_bytes that was optional."""
     optional_devices: tuple[tuple[str, int], ...] = ()
     """(device id, bytes): the part of each card's bytes that was optional."""
-    occupies: tuple[str, ...] = ()
-    """The devices that the lease is on: its cards, or the GPU of a unified machine (rule 26)."""
+    on_gpu: bool = False
+    """It is on the GPU of a unified machine (rule 26)."""
     exclusive: bool = False
-    """Nobody else may be on them."""
+    """Nobody else may be on its devices (rule 26)."""
+
+    @property
+    def occupies(self) -> tuple[str, ...]:
+        """The devices that the lease is on: its cards, or the GPU of a unified machine."""
+        cards = tuple(device for device, _ in self.devices)
+        return (*cards, GPU) if self.on_gpu else cards
 
     @property
     def optional_bytes(self) -> int:
