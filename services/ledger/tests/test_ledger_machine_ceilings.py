@@ -155,3 +155,41 @@ def test_no_limit_raises_any_ceiling(pool: Pool, ram: int, card: int, limit: int
     if limit > 0:
         assert limited.total_bytes <= max(limit, 0) or limited.total_bytes == automatic.total_bytes
         assert limited.total_bytes == min(limit, automatic.total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("platform", "pool", "ram", "heeded"),
+    [
+        ("darwin/arm64", Pool.UNIFIED, 32, False),
+        ("darwin/arm64", Pool.UNIFIED, 24, False),
+        ("darwin/arm64", Pool.UNIFIED, 16, True),
+        ("darwin/x86_64", Pool.CPU, 32, True),
+        ("linux/arm64", Pool.UNIFIED, 121, True),
+        ("", Pool.UNIFIED, 64, True),
+    ],
+)
+def test_who_wants_a_device_alone_is_heeded_except_on_large_macs(
+    platform: str, pool: Pool, ram: int, heeded: bool
+) -> None:
+    machine = Machine("n", pool, ram * GIB, platform=platform)
+    assert ceilings_for(machine).exclusive_heeded is heeded
+
+
+@pytest.mark.parametrize(
+    ("platform", "alone"),
+    [("darwin/arm64", True), ("darwin/x86_64", True), ("linux/x86_64", False), ("linux/arm64", False), ("", False)],
+)
+def test_metal_loads_one_model_at_a_time(platform: str, alone: bool) -> None:
+    assert ceilings_for(Machine("n", Pool.UNIFIED, 64 * GIB, platform=platform)).one_start_at_a_time is alone
+
+
+@pytest.mark.parametrize(("spec", "shared"), [("unified:64", True), ("cpu:64", False), ("discrete:64+24", False)])
+def test_a_unified_machine_has_a_gpu_without_memory_of_its_own(spec: str, shared: bool) -> None:
+    assert ceilings_for(parse_spec(spec)).has_shared_gpu is shared
+
+
+@pytest.mark.parametrize("spill", [None, True, False])
+def test_wishes_leave_the_machines_nature_alone(spill: bool | None) -> None:
+    machine = Machine("n", Pool.UNIFIED, 64 * GIB, platform="darwin/arm64")
+    told = ceilings_for(machine, 10 * GIB, spill)
+    assert (told.has_shared_gpu, told.exclusive_heeded, told.one_start_at_a_time) == (True, False, True)

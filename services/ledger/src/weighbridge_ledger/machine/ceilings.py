@@ -5,6 +5,8 @@ values are this module's tests. The host share and each card are ceilings of the
 let two CPU-only models pass over the RAM share.
 """
 
+from dataclasses import replace
+
 from weighbridge_ledger.book.states import Ceilings
 from weighbridge_ledger.machine.model import GIB, Machine, Pool
 
@@ -24,6 +26,10 @@ RAM_SHARE_CAP_BYTES = 96 * GIB
 
 CARD_PERCENT = 95
 """Usable part of a card's memory: the driver, the display and fragmentation have the rest."""
+
+COEXIST_FROM_BYTES = 24 * GIB
+"""From this much RAM on, chat, images and video run side by side on Apple silicon; elsewhere and below, a claim for a
+device alone is heeded (the reference system's arbiter between chat and media, "auto")."""
 
 
 def unified_share(ram_bytes: int) -> int:
@@ -62,10 +68,20 @@ def host_share(machine: Machine) -> int:
 def automatic_ceilings(machine: Machine) -> Ceilings:
     """The machine's own ceilings, without a person's limit.
 
-    Spilling binds on cards only, where it is off: weights in system memory run an order of magnitude slower.
+    Spilling binds on cards only, where it is off: weights in system memory run an order of magnitude slower. Two models
+    that are mapped for Metal at once can make the count of a kernel object go wrong, which panics macOS: there one load
+    waits for the other.
     """
     devices = {device.device_id: usable_card(device.total_bytes) for device in machine.devices}
-    return Ceilings(host_share(machine), devices, None, spill_allowed=machine.pool is not Pool.DISCRETE)
+    return Ceilings(
+        host_share(machine),
+        devices,
+        None,
+        spill_allowed=machine.pool is not Pool.DISCRETE,
+        has_shared_gpu=machine.pool is Pool.UNIFIED,
+        exclusive_heeded=not (machine.platform == "darwin/arm64" and machine.ram_bytes >= COEXIST_FROM_BYTES),
+        one_start_at_a_time=machine.platform.partition("/")[0] == "darwin",
+    )
 
 
 def ceilings_for(machine: Machine, limit_bytes: int | None = None, allow_spill: bool | None = None) -> Ceilings:
@@ -79,7 +95,7 @@ def ceilings_for(machine: Machine, limit_bytes: int | None = None, allow_spill: 
     """
     automatic = automatic_ceilings(machine)
     spill = automatic.spill_allowed if allow_spill is None or machine.pool is not Pool.DISCRETE else allow_spill
-    return Ceilings(automatic.host_bytes, automatic.devices, effective_limit(automatic, limit_bytes), spill)
+    return replace(automatic, limit_bytes=effective_limit(automatic, limit_bytes), spill_allowed=spill)
 
 
 def effective_limit(automatic: Ceilings, limit_bytes: int | None) -> int | None:
