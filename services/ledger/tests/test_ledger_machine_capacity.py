@@ -91,6 +91,12 @@ def test_the_message_says_the_same_as_the_record() -> None:
     assert list(message.notes) == ["Something cannot be measured."]
 
 
+@pytest.mark.parametrize(("platform", "heeded"), [("darwin/arm64", False), ("linux/arm64", True)])
+def test_the_message_says_whether_exclusive_use_counts(platform: str, heeded: bool) -> None:
+    machine = Machine("box", Pool.UNIFIED, 64 * GIB, platform=platform)
+    assert capacity_to_proto(assemble(machine)).exclusive_heeded is heeded
+
+
 def test_a_machine_survives_its_message() -> None:
     machine, limit = machine_from_proto(machine_to_proto(CARDS, 30 * GIB))
     assert (machine.pool, machine.ram_bytes, machine.devices) == (CARDS.pool, CARDS.ram_bytes, CARDS.devices)

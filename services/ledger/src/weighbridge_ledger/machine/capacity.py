@@ -41,6 +41,7 @@ class Capacity:
     devices: tuple[tuple[Device, CeilingRecord], ...]
     total: CeilingRecord
     spill_allowed: bool
+    exclusive_heeded: bool
     notes: tuple[str, ...]
     measured_at: float | None
 
@@ -99,6 +100,7 @@ def assemble(
         devices=devices,
         total=total,
         spill_allowed=ceilings.spill_allowed,
+        exclusive_heeded=ceilings.exclusive_heeded,
         notes=(*messages((*findings, *live.findings)), *remarks),
         measured_at=live.measured_at,
     )

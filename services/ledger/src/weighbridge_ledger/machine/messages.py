@@ -146,6 +146,7 @@ def capacity_to_proto(capacity: Capacity, *, epoch: str = "", revision: int = 0)
         ],
         total=_ceiling_to_proto(capacity.total),
         spill_allowed=capacity.spill_allowed,
+        exclusive_heeded=capacity.exclusive_heeded,
         notes=capacity.notes,
         epoch=epoch,
         revision=revision,
