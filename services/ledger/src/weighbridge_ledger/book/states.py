@@ -161,6 +161,8 @@ class Ceilings:
     """Whether claims for exclusive use count (rule 26). Where engines coexist they do not."""
     one_start_at_a_time: bool = False
     """Whether a load waits for the one before: two that are mapped for Metal at once can panic macOS."""
+    ram_bytes: int = 0
+    """The memory that host_bytes is a part of, for people; 0: not known."""
 
     def pool_bytes(self, pool: str) -> int:
         """The ceiling of one pool, the person's limit included."""

@@ -6,6 +6,7 @@ let two CPU-only models pass over the RAM share.
 """
 
 from dataclasses import replace
+from enum import StrEnum
 
 from weighbridge_ledger.book.states import Ceilings
 from weighbridge_ledger.machine.model import GIB, Machine, Pool
@@ -30,6 +31,17 @@ CARD_PERCENT = 95
 COEXIST_FROM_BYTES = 24 * GIB
 """From this much RAM on, chat, images and video run side by side on Apple silicon; elsewhere and below, a claim for a
 device alone is heeded (the reference system's arbiter between chat and media, "auto")."""
+
+
+class Sharing(StrEnum):
+    """Whether engines share a device: what becomes of claims for exclusive use (rule 26)."""
+
+    AUTO = "auto"
+    """By machine: COEXIST on Apple silicon with 24 GiB or more, else SWAP."""
+    COEXIST = "coexist"
+    """They count as any other claim."""
+    SWAP = "swap"
+    """They are heeded: one engine on a device at a time."""
 
 
 def unified_share(ram_bytes: int) -> int:
@@ -81,10 +93,16 @@ def automatic_ceilings(machine: Machine) -> Ceilings:
         has_shared_gpu=machine.pool is Pool.UNIFIED,
         exclusive_heeded=not (machine.platform == "darwin/arm64" and machine.ram_bytes >= COEXIST_FROM_BYTES),
         one_start_at_a_time=machine.platform.partition("/")[0] == "darwin",
+        ram_bytes=machine.ram_bytes,
     )
 
 
-def ceilings_for(machine: Machine, limit_bytes: int | None = None, allow_spill: bool | None = None) -> Ceilings:
+def ceilings_for(
+    machine: Machine,
+    limit_bytes: int | None = None,
+    allow_spill: bool | None = None,
+    sharing: Sharing = Sharing.AUTO,
+) -> Ceilings:
     """The ceilings that admission uses.
 
     Args:
@@ -92,10 +110,16 @@ def ceilings_for(machine: Machine, limit_bytes: int | None = None, allow_spill: 
         limit_bytes: the person's limit. It counts only where it is lower than the automatic total, and never raises a
             ceiling; one that is not positive is unreadable and counts as none.
         allow_spill: the person's choice for cards; None is automatic.
+        sharing: whether engines share a device.
     """
     automatic = automatic_ceilings(machine)
     spill = automatic.spill_allowed if allow_spill is None or machine.pool is not Pool.DISCRETE else allow_spill
-    return replace(automatic, limit_bytes=effective_limit(automatic, limit_bytes), spill_allowed=spill)
+    return replace(
+        automatic,
+        limit_bytes=effective_limit(automatic, limit_bytes),
+        spill_allowed=spill,
+        exclusive_heeded=automatic.exclusive_heeded if sharing is Sharing.AUTO else sharing is Sharing.SWAP,
+    )
 
 
 def effective_limit(automatic: Ceilings, limit_bytes: int | None) -> int | None:
