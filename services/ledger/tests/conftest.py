@@ -31,6 +31,7 @@ from weighbridge_ledger.book import (
     Refused,
 )
 from weighbridge_ledger.book.admission import Admission
+from weighbridge_ledger.machine.ceilings import Sharing
 from weighbridge_ledger.machine.model import UNMEASURED, Device, LiveMemory, Machine, Pool, Source
 from weighbridge_ledger.service.app import assemble
 from weighbridge_ledger.service.servicer import LedgerServicer
@@ -207,8 +208,16 @@ class GatedStore(MemoryStore):
 class Ledger:
     """A ledger on a real socket with a clock that only the test moves."""
 
-    def __init__(self, folder: Path, policy: Policy | None = None, *, real_processes: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy | None = None,
+        *,
+        real_processes: bool = False,
+        sharing: Sharing = Sharing.AUTO,
+    ) -> None:
         self.folder = folder
+        self.sharing = sharing
         self.store = GatedStore()
         self.real_processes = real_processes
         self.policy = policy or Policy()
@@ -240,6 +249,7 @@ class Ledger:
             clock=lambda: Moment(self.time, START_WALL + self.time),
             is_alive=processes.is_alive if self.real_processes else self._is_alive,
             home=None if self.real_processes else HOME,
+            sharing=self.sharing,
         )
         context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, self.servicer)
         self.servicer.start(context.stopping)

@@ -9,6 +9,7 @@ from weighbridge_common.settings import ServiceSettings
 
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.health.policy import Mode
+from weighbridge_ledger.machine.ceilings import Sharing
 
 _DEFAULT = Policy()
 
@@ -54,6 +55,19 @@ class LedgerSettings(ServiceSettings):
             "capacity's notes and the log say it."
         ),
     )
+
+    device_sharing: Literal["auto", "coexist", "swap"] = Field(
+        default="auto",
+        description=(
+            "Whether engines share a device. swap: who claims one for itself has it for itself, and idle others "
+            "make room. coexist: such claims count as any other. auto: coexist on Apple silicon with 24 GiB or more, "
+            "else swap."
+        ),
+    )
+
+    def sharing(self) -> Sharing:
+        """What becomes of claims for exclusive use."""
+        return Sharing(self.device_sharing)
 
     def health_mode(self) -> Mode:
         """What unhealthy devices mean."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for, under_limit
+from weighbridge_ledger.machine.ceilings import Sharing, automatic_ceilings, ceilings_for, under_limit
 from weighbridge_ledger.machine.external import NO_EXTERNAL_USE, ExternalUse
 from weighbridge_ledger.machine.findings import Finding, messages
 from weighbridge_ledger.machine.model import UNMEASURED, Device, LiveMemory, Machine, Source
@@ -56,6 +56,7 @@ def assemble(
     external: ExternalUse = NO_EXTERNAL_USE,
     findings: tuple[Finding, ...] = (),
     remarks: tuple[str, ...] = (),
+    sharing: Sharing = Sharing.AUTO,
 ) -> Capacity:
     """The capacity of a machine, automatic and under the person's limit, beside what is committed and measured.
 
@@ -63,7 +64,7 @@ def assemble(
     of `live` are added, and `remarks` behind them.
     """
     automatic = automatic_ceilings(machine)
-    ceilings = ceilings_for(machine, limit_bytes, allow_spill)
+    ceilings = ceilings_for(machine, limit_bytes, allow_spill, sharing)
     limit = ceilings.limit_bytes
     if machine.source is not Source.DETECTED:
         live, external = UNMEASURED, NO_EXTERNAL_USE

@@ -12,6 +12,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 
 from weighbridge_ledger.book import Book, Home, Policy
 from weighbridge_ledger.health.policy import Mode
+from weighbridge_ledger.machine.ceilings import Sharing
 from weighbridge_ledger.machine.declared import MachineSpecError
 from weighbridge_ledger.machine.probe import open_probe
 from weighbridge_ledger.service.clock import Clock, system_clock
@@ -54,7 +55,9 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
     except StoreRefusedError as error:
         raise StartError(str(error)) from error
     try:
-        servicer = await assemble(probe, store, settings.policy(), health=settings.health_mode())
+        servicer = await assemble(
+            probe, store, settings.policy(), health=settings.health_mode(), sharing=settings.sharing()
+        )
     except BaseException as error:
         store.close()
         if isinstance(error, StoreRefusedError):
@@ -76,6 +79,7 @@ async def assemble(
     is_alive: IsAlive = processes.is_alive,
     home: Home | None = None,
     health: Mode = Mode.OBSERVE,
+    sharing: Sharing = Sharing.AUTO,
 ) -> LedgerServicer:
     """A ledger with everything that was committed taken up and the dead swept, not yet started (rule 14).
 
@@ -87,7 +91,7 @@ async def assemble(
     snapshot = store.load()
     epoch = store.begin_epoch()
     last_observation = store.last_observation()
-    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill), health)
+    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill), health, sharing)
     here = processes.current()
     book = Book(
         machine.ceilings(),

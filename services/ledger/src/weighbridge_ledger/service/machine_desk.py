@@ -15,7 +15,7 @@ from weighbridge_ledger.book.states import Moment
 from weighbridge_ledger.health.policy import Mode
 from weighbridge_ledger.machine import capacity as capacities
 from weighbridge_ledger.machine import external as externals
-from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
+from weighbridge_ledger.machine.ceilings import Sharing, automatic_ceilings, ceilings_for
 from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.messages import capacity_to_proto
 from weighbridge_ledger.machine.model import UNMEASURED, LiveMemory, Machine, Source
@@ -66,8 +66,11 @@ class Wishes:
 class MachineDesk:
     """Owns the readings; the book is told through the keeper."""
 
-    def __init__(self, probe: Probe, wishes: Wishes, health: Mode = Mode.OBSERVE) -> None:
+    def __init__(
+        self, probe: Probe, wishes: Wishes, health: Mode = Mode.OBSERVE, sharing: Sharing = Sharing.AUTO
+    ) -> None:
         self._probe = probe
+        self._sharing = sharing
         self._health = HealthDesk(health)
         self._live = UNMEASURED
         self._external = externals.NO_EXTERNAL_USE
@@ -88,7 +91,7 @@ class MachineDesk:
 
     def ceilings(self) -> Ceilings:
         """The ceilings that admission uses."""
-        return ceilings_for(self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill)
+        return ceilings_for(self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill, self._sharing)
 
     def capacity(self, book: Book, epoch: str, revision: int, now: Moment) -> machine_pb2.Capacity:
         """The capacity of this machine with what is committed now."""
@@ -102,6 +105,7 @@ class MachineDesk:
             external=self._external,
             findings=self._probe.findings,
             remarks=self._health.remarks(now),
+            sharing=self._sharing,
         )
         return capacity_to_proto(capacity, epoch=epoch, revision=revision)
 
