@@ -465,3 +465,27 @@ async def test_a_start_cancelled_at_any_step_leaves_no_socket_and_fails_with_not
             await starting
         assert not place.exists()
     assert completed, "as many steps as it takes were tried"
+
+
+async def test_a_service_that_does_not_get_on_says_so_to_health_checks_and_stays_stopped_once_it_stops() -> None:
+    async def build(context: ServerContext) -> None:
+        context.add(echo_service, None)
+
+    serving, stalled = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    async with await start_server(ServiceSettings(listen="127.0.0.1:0"), "fit", build) as running:
+        async with open_channel(running.target) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for well in (False, True):
+                await running.context.set_serving(well)
+                for name in ("", "test.Service"):
+                    answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                    assert answer.status == (serving if well else stalled)
+                assert await channel.unary_unary("/test.Service/echo")(b"x") == b"x", "nothing is refused by it"
+            watch = health.Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == serving
+            stopping = asyncio.create_task(running.stop())
+            assert (await watch.read()).status == stalled
+            await running.context.set_serving(True)
+            watch.cancel()
+            await stopping
+        assert (await running.context.health.Check(health_pb2.HealthCheckRequest(), None)).status == stalled

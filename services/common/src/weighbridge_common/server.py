@@ -72,6 +72,7 @@ class ServerContext:
         address: where it will listen.
         stopping: set as soon as the process shall end. Long streams (KeepAlive, Watch) must end when it is set:
             otherwise they hold up the stop for the whole grace.
+        health: what answers health checks; use :meth:`set_serving`.
     """
 
     def __init__(self, server: grpc.aio.Server, settings: ServiceSettings, name: str, address: Address) -> None:
@@ -81,10 +82,21 @@ class ServerContext:
         self.address = address
         self.stopping = asyncio.Event()
         self.service_names: list[str] = []
+        self.health = health.aio.HealthServicer()
 
     def add(self, add_to_server: Callable[[T, Any], None], servicer: T) -> None:
         """Register ``servicer`` by its generated ``add_…Servicer_to_server``."""
         add_to_server(servicer, _NameRecorder(self.server, self.service_names))
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks are told from now on, of the process and of each service in it. Nothing is refused by it.
+
+        A process serves from its start until it stops; this is for one that finds out that it does not get on with its
+        work. While it stops, it stays NOT_SERVING.
+        """
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *self.service_names):
+            await self.health.set(service, status)
 
 
 Build = Callable[[ServerContext], Awaitable[AsyncClosable | None]]
@@ -97,14 +109,12 @@ class RunningServer:
         self,
         context: ServerContext,
         target: str,
-        health_servicer: health.aio.HealthServicer,
         built: AsyncClosable | None,
         place: contextlib.ExitStack,
     ) -> None:
         self.context = context
         self.target = target
         """What a client dials."""
-        self._health = health_servicer
         self._built = built
         self._place = place
         self._stopped = False
@@ -119,7 +129,7 @@ class RunningServer:
         self._stopped = True
         grace = self.context.settings.grace_s if grace_s is None else grace_s
         try:
-            await self._health.enter_graceful_shutdown()
+            await self.context.health.enter_graceful_shutdown()
             self.context.stopping.set()
             try:
                 await self.context.server.stop(grace)
@@ -165,12 +175,10 @@ async def start_server(
             maximum_concurrent_rpcs=settings.max_concurrent_calls,
         )
         context = ServerContext(server, settings, name, address)
-        health_servicer = health.aio.HealthServicer()
         built = await build(context)
         try:
-            health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-            for service in context.service_names:
-                await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+            health_pb2_grpc.add_HealthServicer_to_server(context.health, server)
+            await context.set_serving(True)
             reflection.enable_server_reflection(
                 [*context.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
             )
@@ -183,7 +191,7 @@ async def start_server(
             if built is not None:
                 await built.aclose()
             raise
-        return RunningServer(context, address.target(port), health_servicer, built, place.pop_all())
+        return RunningServer(context, address.target(port), built, place.pop_all())
 
 
 def run_service(settings: ServiceSettings, name: str, build: Build) -> NoReturn:
