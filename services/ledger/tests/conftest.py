@@ -31,6 +31,7 @@ from weighbridge_ledger.book import (
     Refused,
 )
 from weighbridge_ledger.book.admission import Admission
+from weighbridge_ledger.health.policy import HealthPolicy
 from weighbridge_ledger.machine.ceilings import Sharing
 from weighbridge_ledger.machine.model import UNMEASURED, Device, LiveMemory, Machine, Pool, Source
 from weighbridge_ledger.service.app import assemble
@@ -218,6 +219,7 @@ class Ledger:
     ) -> None:
         self.folder = folder
         self.sharing = sharing
+        self.health = HealthPolicy()
         self.store = GatedStore()
         self.real_processes = real_processes
         self.policy = policy or Policy()
@@ -249,6 +251,7 @@ class Ledger:
             clock=lambda: Moment(self.time, START_WALL + self.time),
             is_alive=processes.is_alive if self.real_processes else self._is_alive,
             home=None if self.real_processes else HOME,
+            health=self.health,
             sharing=self.sharing,
         )
         context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, self.servicer)

@@ -1,4 +1,4 @@
-"""Device health: thresholds with hysteresis, rest after a panic, loads one at a time. Clocks are numbers here."""
+"""Device health: thresholds with hysteresis, what is held when, rest after a panic. Clocks are numbers here."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weighbridge_ledger.health import gate, panics, starts
-from weighbridge_ledger.health.decision import Refuse, Start, Wait, strictest
+from weighbridge_ledger.book.states import GPU, Hold, Moment
 from weighbridge_ledger.health.device import DeviceHealth, Verdict, after_sample, at, sentence
+from weighbridge_ledger.health.gate import device_holds
+from weighbridge_ledger.health.panics import Panic, panic_hold
 from weighbridge_ledger.health.policy import HealthPolicy, Mode
 from weighbridge_ledger.machine.interpret import interpret
+from weighbridge_ledger.machine.model import GIB, Device, Machine, Pool
 from weighbridge_ledger.machine.panics import is_gpu_panic, last_gpu_panic
 from weighbridge_ledger.machine.readings import CrashReport, DeviceReading, Readings, TemperatureReading
 from weighbridge_ledger.machine.recorded import from_json
@@ -162,53 +164,67 @@ def test_a_recorded_card_in_trouble() -> None:
     assert len(health.reasons) == 4
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- what is held ------------------------------------------------------------------------------------------------------
 
 NOW = 100.0
 HOT, CUT_OFF, WELL, UNKNOWN = sampled(90), sampled(110), sampled(60), sampled(SILENT)
+CARD = Machine("n", Pool.DISCRETE, 64 * GIB, (Device("d", "NVIDIA L4", 24 * GIB),))
+
+
+def held(mode: Mode, *states: DeviceHealth, machine: Machine = CARD, now: float = NOW) -> dict[str, Hold]:
+    return device_holds(states, machine, now, replace(POLICY, mode=mode))
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "starts_at_once"),
+    ("mode", "device", "is_held"),
     [
-        (Mode.OFF, CUT_OFF, True),
-        (Mode.OBSERVE, HOT, True),
-        (Mode.OBSERVE, CUT_OFF, False),
-        (Mode.GUARD, HOT, False),
-        (Mode.GUARD, CUT_OFF, False),
-        (Mode.GUARD, WELL, True),
-        (Mode.GUARD, UNKNOWN, True),  # sensors that fail stop nobody
+        (Mode.OFF, CUT_OFF, False),
+        (Mode.OBSERVE, HOT, False),
+        (Mode.OBSERVE, CUT_OFF, True),
+        (Mode.OBSERVE, sampled(110, 70), False),
+        (Mode.GUARD, HOT, True),
+        (Mode.GUARD, sampled(90, 70, start=95.0), True),
+        (Mode.GUARD, CUT_OFF, True),
+        (Mode.GUARD, WELL, False),
+        (Mode.GUARD, UNKNOWN, False),  # sensors that fail stop nobody
     ],
 )
-def test_modes(mode: Mode, device: DeviceHealth, starts_at_once: bool) -> None:
-    decision = gate.may_start(mode, [WELL, device], "flux", 0, NOW, POLICY)
-    assert isinstance(decision, Start) == starts_at_once
-    if not starts_at_once:
-        assert isinstance(decision, Wait)
-        assert (decision.reason, decision.look_again_s) == ("DEVICE_UNHEALTHY", 5.0)
-        assert "flux" in decision.message
+def test_what_a_mode_holds(mode: Mode, device: DeviceHealth, is_held: bool) -> None:
+    assert (held(mode, device).keys() == {"d"}) is is_held
 
 
-def test_observing_says_what_guarding_would_wait_for() -> None:
-    decision = gate.may_start(Mode.OBSERVE, [HOT], "flux", 0, NOW, POLICY)
-    assert isinstance(decision, Start)
-    assert "90 °C" in decision.notes[0]
+def test_a_held_device_is_neither_loaded_nor_used_and_says_why_and_when_to_ask_again() -> None:
+    hold = held(Mode.GUARD, HOT)["d"]
+    assert (hold.code, hold.refuses_use, hold.retry_after_s) == ("DEVICE_UNHEALTHY", True, 5.0)
+    assert hold.message == "NVIDIA L4: unhealthy (it is 90 °C, limit 80 °C)."
 
 
-def test_a_recovering_device_is_waited_for() -> None:
-    assert isinstance(gate.may_start(Mode.GUARD, [sampled(90, 70)], "flux", 0, 105.0, POLICY), Wait)
+def test_a_device_that_falls_silent_is_not_held_any_longer() -> None:
+    assert held(Mode.GUARD, HOT, now=NOW + 15)
+    assert not held(Mode.GUARD, HOT, now=NOW + 16)
 
 
-def test_a_device_that_falls_silent_is_not_waited_for_any_longer() -> None:
-    assert isinstance(gate.may_start(Mode.GUARD, [HOT], "flux", 0, NOW + 15, POLICY), Wait)
-    assert isinstance(gate.may_start(Mode.GUARD, [HOT], "flux", 0, NOW + 16, POLICY), Start)
+def test_each_card_is_held_for_itself() -> None:
+    cards = tuple(Device(name, name, 24 * GIB) for name in ("a", "b"))
+    hot = replace(HOT, sensors=replace(HOT.sensors, device_id="b"))
+    well = replace(WELL, sensors=replace(WELL.sensors, device_id="a"))
+    machine = Machine("n", Pool.DISCRETE, 64 * GIB, cards)
+    assert held(Mode.GUARD, well, hot, machine=machine).keys() == {"b"}
 
 
-def test_waiting_ends_with_a_refusal_that_names_the_load_and_the_wait() -> None:
-    assert isinstance(gate.may_start(Mode.GUARD, [HOT], "flux", 599.9, NOW, POLICY), Wait)
-    decision = gate.may_start(Mode.GUARD, [HOT], "flux", 600, NOW, POLICY)
-    assert isinstance(decision, Refuse)
-    assert decision.message.startswith("flux waited 10 min")
+def test_the_sensors_of_a_unified_machine_are_its_gpu() -> None:
+    # Their id is the driver's; the book knows no such pool.
+    hold = held(Mode.GUARD, WELL, HOT, CUT_OFF, machine=Machine("n", Pool.UNIFIED, 64 * GIB))
+    assert hold.keys() == {GPU}
+    assert hold[GPU].message.count("NVIDIA L4") == 2, "every device that is not well is named"
+
+
+@pytest.mark.parametrize("pool", [Pool.DISCRETE, Pool.CPU])
+def test_what_nothing_is_loaded_on_holds_nobody(pool: Pool) -> None:
+    # Integrated graphics beside a card get warm whenever the processor works.
+    machine = Machine("n", pool, 64 * GIB, CARD.devices if pool is Pool.DISCRETE else ())
+    beside = replace(HOT, sensors=replace(HOT.sensors, device_id="integrated"))
+    assert not held(Mode.GUARD, beside, machine=machine)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +234,8 @@ def test_waiting_ends_with_a_refusal_that_names_the_load_and_the_wait() -> None:
         {"start_celsius": 105},
         {"sample_s": 0.4},
         {"sample_s": 61, "stale_s": 100},
-        {"max_wait_s": 3601},
+        {"panic_rest_s": 86_401},
+        {"panic_rest_s": -1},
         {"healthy_samples": 0},
         {"healthy_samples": 21},
         {"stale_s": 4},
@@ -273,57 +290,48 @@ def test_the_last_panic_of_the_gpu_counts() -> None:
     assert last_gpu_panic(reports[1:2]) is None
 
 
+WALL = 1_000_000.0
+
+
+def rests(panic: Panic, monotonic: float, wall: float) -> bool:
+    return panic_hold(panic, Moment(monotonic, wall), POLICY) is not None
+
+
 @pytest.mark.parametrize(
-    ("ago", "left"),
-    [(0, 3600), (600, 3000), (3599, 1), (3600, None), (90_000, None), (-50, 3600), (-90_000, 3600)],
+    ("ago", "left_s"),
+    # In whole minutes. A clock that was set back since says that the panic is yet to come.
+    [(0, 3600), (600, 3000), (629, 3000), (3599, 60), (3600, None), (90_000, None), (-50, 3600), (-90_000, 3600)],
 )
-def test_after_a_panic_loads_rest_for_an_hour(ago: float, left: float | None) -> None:
-    decision = panics.may_start(1_000_000.0 - ago, 1_000_000.0, POLICY)
-    if left is None:
-        assert decision == Start()
-    else:
-        assert isinstance(decision, Wait)
-        assert (decision.reason, decision.look_again_s) == ("GPU_PANIC", left)
+def test_after_a_panic_loads_rest_for_an_hour(ago: float, left_s: float | None) -> None:
+    hold = panic_hold(Panic(WALL - ago, 7.0), Moment(7.0, WALL), POLICY)
+    assert (None if hold is None else hold.retry_after_s) == left_s
 
 
-def test_without_a_panic_nobody_rests() -> None:
-    assert panics.may_start(None, 1.0, POLICY) == Start()
+def test_a_rest_holds_loads_and_no_use() -> None:
+    hold = panic_hold(Panic(WALL - 720, 0.0), Moment(0.0, WALL), POLICY)
+    assert hold is not None
+    assert (hold.code, hold.refuses_use) == ("GPU_PANIC", False)
+    assert hold.message == "The GPU's driver brought this machine down 12 min ago; loads start again in 48 min."
+
+
+def test_a_panic_of_tomorrow_rests_for_an_hour_from_when_it_was_seen() -> None:
+    # The clock was a day ahead when the report was written.
+    panic = Panic(WALL + 86_400, seen_at=100.0)
+    assert rests(panic, 3_699.0, WALL + 3_599)
+    assert not rests(panic, 3_700.0, WALL + 3_600)
+
+
+def test_a_mac_that_slept_through_its_rest_has_rested() -> None:
+    # The monotonic clock of macOS stands still in its sleep.
+    panic = Panic(WALL, seen_at=100.0)
+    assert rests(panic, 105.0, WALL + 5)
+    assert not rests(panic, 110.0, WALL + 4_000)
 
 
 def test_a_mac_rests_from_its_recorded_panic() -> None:
-    live = interpret(from_json((RECORDED / "mac-m3-ultra-96-panicked.json").read_text())).live
-    assert live.gpu_panic_at is not None
-    assert isinstance(panics.may_start(live.gpu_panic_at, live.gpu_panic_at + 60, POLICY), Wait)
-
-
-# -- one at a time -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("platform", "waits"),
-    [("darwin/arm64", True), ("darwin/x86_64", True), ("linux/x86_64", False), ("linux/arm64", False), ("", False)],
-)
-def test_metal_loads_one_model_at_a_time(platform: str, waits: bool) -> None:
-    decision = starts.may_start(platform, [starts.Load("qwen", 90.0)], 100.0, POLICY)
-    assert isinstance(decision, Wait) == waits
-
-
-def test_the_next_load_starts_when_none_is_under_way_or_one_has_hung() -> None:
-    assert starts.may_start("darwin/arm64", [], 100.0, POLICY) == Start()
-    hung = starts.Load("qwen", 0.0)
-    assert isinstance(starts.may_start("darwin/arm64", [hung], 599.9, POLICY), Wait)
-    assert starts.may_start("darwin/arm64", [hung], 600.0, POLICY) == Start()
-    decision = starts.may_start("darwin/arm64", [hung, starts.Load("flux", 500.0)], 600.0, POLICY)
-    assert isinstance(decision, Wait)
-    assert ("flux" in decision.message, decision.look_again_s) == (True, 500.0)
-
-
-def test_the_strictest_of_several_decisions_counts() -> None:
-    wait, longer, refuse = Wait("A", "a", 5), Wait("B", "b", 60), Refuse("C", "c")
-    assert strictest(Start(("x",)), Start(("y",))) == Start(("x", "y"))
-    assert strictest(Start(), wait, longer) is longer
-    assert strictest(wait, refuse, longer) is refuse
-    assert strictest() == Start()
+    panicked_at = interpret(from_json((RECORDED / "mac-m3-ultra-96-panicked.json").read_text())).live.gpu_panic_at
+    assert panicked_at is not None
+    assert rests(Panic(panicked_at, 0.0), 0.0, panicked_at + 60)
 
 
 def test_a_machine_without_sensors_has_none() -> None:

@@ -5,13 +5,14 @@ from typing import Literal
 
 import pydantic_settings
 from pydantic import Field
-from weighbridge_common.settings import ServiceSettings
+from weighbridge_common.settings import ServiceSettings, SettingsError
 
 from weighbridge_ledger.book.policy import Policy
-from weighbridge_ledger.health.policy import Mode
+from weighbridge_ledger.health.policy import LONGEST_REST_S, HealthPolicy, Mode
 from weighbridge_ledger.machine.ceilings import Sharing
 
 _DEFAULT = Policy()
+_DEFAULT_HEALTH = HealthPolicy()
 
 
 class LedgerSettings(ServiceSettings):
@@ -48,11 +49,39 @@ class LedgerSettings(ServiceSettings):
         default=_DEFAULT.max_wait_s, ge=1, le=86_400, description="Seconds that a claim without a deadline waits."
     )
 
-    device_health: Literal["off", "observe"] = Field(
+    device_health: Literal["off", "observe", "guard"] = Field(
         default="observe",
         description=(
             "What devices mean that are too warm or slow themselves down. off: they are not looked at. observe: the "
-            "capacity's notes and the log say it."
+            "capacity's notes and the log say it; only from 105 °C on nothing is loaded or used there. guard: loads "
+            "wait for them, and uses are refused, until they have recovered."
+        ),
+    )
+    device_start_celsius: float = Field(
+        default=_DEFAULT_HEALTH.start_celsius,
+        ge=30,
+        lt=_DEFAULT_HEALTH.cut_off_celsius,
+        description="A device is unhealthy above this temperature.",
+    )
+    device_resume_celsius: float = Field(
+        default=_DEFAULT_HEALTH.resume_celsius,
+        ge=20,
+        lt=_DEFAULT_HEALTH.cut_off_celsius,
+        description="One that was unhealthy must be down to this to recover. Not above the other.",
+    )
+    device_margin_celsius: float = Field(
+        default=_DEFAULT_HEALTH.least_margin_celsius,
+        ge=0,
+        le=50,
+        description="A device that is nearer than this to the temperature at which it slows itself down is unhealthy.",
+    )
+    panic_rest_s: float = Field(
+        default=_DEFAULT_HEALTH.panic_rest_s,
+        ge=0,
+        le=LONGEST_REST_S,
+        description=(
+            "Seconds for which nothing is loaded after the GPU's driver brought macOS down. 0: reports of panics are "
+            "not looked at."
         ),
     )
 
@@ -65,13 +94,41 @@ class LedgerSettings(ServiceSettings):
         ),
     )
 
+    one_load_at_a_time: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description=(
+            "Whether a load waits until the one before has finished. auto: on a Mac, where two at once can panic the "
+            "system; a machine that was declared does not say that it is one."
+        ),
+    )
+
+    def one_load(self) -> bool | None:
+        """Whether loads wait for each other; None: by machine."""
+        return None if self.one_load_at_a_time == "auto" else self.one_load_at_a_time == "always"
+
     def sharing(self) -> Sharing:
         """What becomes of claims for exclusive use."""
         return Sharing(self.device_sharing)
 
-    def health_mode(self) -> Mode:
-        """What unhealthy devices mean."""
-        return Mode(self.device_health)
+    def health_policy(self) -> HealthPolicy:
+        """What devices mean that are not well.
+
+        Raises:
+            SettingsError: the temperatures contradict each other.
+        """
+        if self.device_resume_celsius > self.device_start_celsius:
+            resume, start = self.variable("device_resume_celsius"), self.variable("device_start_celsius")
+            raise SettingsError(
+                f"{resume}: must not be above {start} ({self.device_resume_celsius:g} and "
+                f"{self.device_start_celsius:g} °C)."
+            )
+        return HealthPolicy(
+            mode=Mode(self.device_health),
+            start_celsius=self.device_start_celsius,
+            resume_celsius=self.device_resume_celsius,
+            least_margin_celsius=self.device_margin_celsius,
+            panic_rest_s=self.panic_rest_s,
+        )
 
     def policy(self) -> Policy:
         """The numbers of the rules under these settings."""

@@ -1,12 +1,11 @@
-"""May a model be loaded on this device now? Temperature, slow-downs, starts one at a time, rest after a panic.
+"""Which devices may not be loaded now: temperature, slow-downs, rest after a panic.
 
-Pure decisions: readings, what is loading and the time are handed in, nothing is read or waited for here.
+Pure decisions: readings and the time are handed in, nothing is read or waited for here.
 
 - `device`: readings of a device → its state, with hysteresis.
-- `gate`: states → may a load start (off, observe, guard).
-- `panics`: reports of kernel panics → may a load start yet.
-- `starts`: loads that are under way → may another one start.
+- `gate`: states → what is held, by the places that the book knows.
+- `panics`: a report of a kernel panic → what is held until loads may start again.
 
-Whether a load starts is the book's business, which does not ask yet. Until it does, the capacity's notes show the
-states.
+The book makes claims wait for what is held; it also sees to it that loads start one at a time where the platform needs
+that, because it knows who is loading.
 """

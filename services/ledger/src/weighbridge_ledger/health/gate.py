@@ -1,43 +1,51 @@
-"""May a load start on these devices? Pure."""
+"""Which devices may not be loaded and not be used now. Pure."""
 
 from collections.abc import Iterable
 
-from weighbridge_ledger.health.decision import Decision, Refuse, Start, Wait
+from weighbridge_ledger.book.states import GPU, Hold
 from weighbridge_ledger.health.device import DeviceHealth, Verdict, at, sentence
 from weighbridge_ledger.health.policy import HealthPolicy, Mode
+from weighbridge_ledger.machine.model import Machine, Pool
 
-_HOLDS = {
-    Mode.OFF: (),
+_HELD: dict[Mode, frozenset[Verdict]] = {
+    Mode.OFF: frozenset(),
     # Observing is not looking on while a device is being destroyed.
-    Mode.OBSERVE: (Verdict.CUT_OFF,),
-    Mode.GUARD: (Verdict.CUT_OFF, Verdict.UNHEALTHY, Verdict.RECOVERING),
+    Mode.OBSERVE: frozenset({Verdict.CUT_OFF}),
+    Mode.GUARD: frozenset({Verdict.CUT_OFF, Verdict.UNHEALTHY, Verdict.RECOVERING}),
 }
 
 
-def may_start(
-    mode: Mode, devices: Iterable[DeviceHealth], workload: str, waited_s: float, now: float, policy: HealthPolicy
-) -> Decision:
-    """Whether a load may start.
+def is_held(state: DeviceHealth, policy: HealthPolicy) -> bool:
+    """Whether a device in this state may be neither loaded nor used. An unknown one may: sensors that fail must not
+    stop a machine that works."""
+    return state.verdict in _HELD[policy.mode]
+
+
+def place_of(device_id: str, machine: Machine) -> str | None:
+    """Where the book knows a device that has sensors: a card by its id, any other device of a unified machine as its
+    GPU. None: nothing is loaded there, as on integrated graphics beside a card."""
+    if machine.device(device_id) is not None:
+        return device_id
+    return GPU if machine.pool is Pool.UNIFIED else None
+
+
+def device_holds(
+    devices: Iterable[DeviceHealth], machine: Machine, now: float, policy: HealthPolicy
+) -> dict[str, Hold]:
+    """What may be neither loaded nor used, by place.
 
     Args:
-        mode: what unhealthy devices mean.
-        devices: the states of the devices that the load goes to. Unknown ones keep nobody waiting: sensors that fail
-            must not stop a machine that works.
-        workload: its name, for messages.
-        waited_s: how long it has waited for its devices.
+        devices: their states after the latest sample.
+        machine: the machine that they are in.
         now: a moment of the clock of the samples.
-        policy: the thresholds.
+        policy: mode and thresholds.
     """
-    if mode is Mode.OFF:
-        return Start()
-    states = [at(device, now, policy) for device in devices]
-    held = [sentence(state) for state in states if state.verdict in _HOLDS[mode]]
-    if not held:
-        unwell = (Verdict.UNHEALTHY, Verdict.RECOVERING)
-        return Start(tuple(sentence(state) for state in states if state.verdict in unwell))
-    if waited_s >= policy.max_wait_s:
-        return Refuse(
-            "DEVICE_UNHEALTHY",
-            f"{workload} waited {waited_s / 60:.0f} min for a device that is not well: {' '.join(held)}",
-        )
-    return Wait("DEVICE_UNHEALTHY", f"{workload} waits for a device: {' '.join(held)}", policy.sample_s)
+    unwell: dict[str, list[str]] = {}
+    for state in (at(device, now, policy) for device in devices):
+        place = place_of(state.sensors.device_id, machine)
+        if place is not None and is_held(state, policy):
+            unwell.setdefault(place, []).append(sentence(state))
+    return {
+        place: Hold("DEVICE_UNHEALTHY", " ".join(sentences), refuses_use=True, retry_after_s=policy.sample_s)
+        for place, sentences in unwell.items()
+    }

@@ -1,29 +1,43 @@
-"""Rest after the GPU's driver brought the system down. Pure; times are seconds since the epoch: they survive a boot."""
+"""Rest after the GPU's driver brought the system down. Pure."""
 
-from weighbridge_ledger.health.decision import Decision, Start, Wait
+import math
+from dataclasses import dataclass
+
+from weighbridge_ledger.book.states import Hold, Moment
 from weighbridge_ledger.health.policy import HealthPolicy
 
 
-def may_start(panicked_at: float | None, now: float, policy: HealthPolicy) -> Decision:
-    """Whether a load may start: not within the rest after a panic.
+@dataclass(frozen=True, slots=True)
+class Panic:
+    """A panic that a report tells of."""
 
-    A model that panicked the system would do so again as soon as its engine is restarted, and again after the boot.
-    Engines that run are left alone.
+    at: float
+    """When it was, in seconds since the epoch: the only clock that outlives the boot that follows."""
+    seen_at: float
+    """When the report was first seen, on the monotonic clock."""
 
-    Args:
-        panicked_at: when the GPU's driver last brought the system down; None: it has not. A moment in the future (a
-            clock that was set back) rests no longer than one of now.
-        now: the wall clock.
-        policy: the rest.
+
+def rest_left_s(panic: Panic, now: Moment, policy: HealthPolicy) -> float:
+    """For how many more seconds nothing is loaded; 0: no longer.
+
+    A model that brought the system down would do so again as soon as its engine is started after the boot. The rest
+    runs on the wall clock from the panic on, and no longer than its length from when the report was seen: a clock that
+    was set back since must not hold a machine for days.
     """
-    if panicked_at is None:
-        return Start()
-    left = min(panicked_at + policy.panic_rest_s - now, policy.panic_rest_s)
-    if left <= 0:
-        return Start()
-    return Wait(
+    by_wall = panic.at + policy.panic_rest_s - now.wall
+    by_sight = panic.seen_at + policy.panic_rest_s - now.monotonic
+    return max(0.0, min(by_wall, by_sight))
+
+
+def panic_hold(panic: Panic, now: Moment, policy: HealthPolicy) -> Hold | None:
+    """What holds every load after a panic, and no use: engines that run are left alone. Told in whole minutes, so that
+    waiters are not told anew all the time."""
+    left_s = rest_left_s(panic, now, policy)
+    if left_s == 0:
+        return None
+    ago, left = math.floor(max(0.0, now.wall - panic.at) / 60), math.ceil(left_s / 60)
+    return Hold(
         "GPU_PANIC",
-        f"The GPU's driver brought this machine down {max(0.0, now - panicked_at) / 60:.0f} min ago; loads start again "
-        f"in {left / 60:.0f} min.",
-        left,
+        f"The GPU's driver brought this machine down {ago} min ago; loads start again in {left} min.",
+        retry_after_s=left * 60.0,
     )

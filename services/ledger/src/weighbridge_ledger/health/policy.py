@@ -4,19 +4,26 @@
 from dataclasses import dataclass
 from enum import Enum
 
+LONGEST_REST_S = 86_400.0
+"""Older reports of panics are not read (see `machine.probe_darwin`)."""
+
 
 class Mode(Enum):
-    """What unhealthy devices mean. OFF: nothing is looked at. OBSERVE: it is said. GUARD: loads wait."""
+    """What devices mean that are not well."""
 
     OFF = "off"
+    """Nothing: their sensors are not read."""
     OBSERVE = "observe"
+    """It is said; only from the cut-off on are they held."""
     GUARD = "guard"
+    """Loads wait for them, and uses are refused, until they have recovered."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthPolicy:
-    """Thresholds. Temperatures are in °C, times in seconds."""
+    """Mode and thresholds. Temperatures are in °C, times in seconds."""
 
+    mode: Mode = Mode.OBSERVE
     start_celsius: float = 80.0
     """A load starts up to this temperature."""
     resume_celsius: float = 75.0
@@ -32,20 +39,20 @@ class HealthPolicy:
     """Samples closer together count as one."""
     stale_s: float = 15.0
     """A device that has said nothing for so long is unknown, which keeps nobody from loading: three samples."""
-    max_wait_s: float = 600.0
-    """A load waits no longer for a device."""
     panic_rest_s: float = 3600.0
-    """So long nothing is loaded after the GPU's driver brought the system down."""
-    longest_load_s: float = 600.0
-    """A load that takes longer is not waited for by the next: its engine has hung, or nobody told its end."""
+    """So long nothing is loaded after the GPU's driver brought the system down, whatever the mode; 0: reports of panics
+    are not looked at."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for thresholds that contradict each other, and for figures out of range."""
         if not self.resume_celsius <= self.start_celsius < self.cut_off_celsius:
-            raise ValueError("thresholds must rise: resume, start, cut-off")
+            raise ValueError(
+                f"temperatures must rise: resume at {self.resume_celsius:g} °C, start up to {self.start_celsius:g} °C, "
+                f"cut off at {self.cut_off_celsius:g} °C"
+            )
         for name, value, least, most in (
             ("sample_s", self.sample_s, 0.5, 60.0),
-            ("max_wait_s", self.max_wait_s, 0.0, 3600.0),
+            ("panic_rest_s", self.panic_rest_s, 0.0, LONGEST_REST_S),
             ("healthy_samples", self.healthy_samples, 1, 20),
         ):
             if not least <= value <= most:

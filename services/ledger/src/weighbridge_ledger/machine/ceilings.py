@@ -102,6 +102,7 @@ def ceilings_for(
     limit_bytes: int | None = None,
     allow_spill: bool | None = None,
     sharing: Sharing = Sharing.AUTO,
+    one_load: bool | None = None,
 ) -> Ceilings:
     """The ceilings that admission uses.
 
@@ -111,6 +112,7 @@ def ceilings_for(
             ceiling; one that is not positive is unreadable and counts as none.
         allow_spill: the person's choice for cards; None is automatic.
         sharing: whether engines share a device.
+        one_load: whether loads wait for each other; None: where the platform needs it.
     """
     automatic = automatic_ceilings(machine)
     spill = automatic.spill_allowed if allow_spill is None or machine.pool is not Pool.DISCRETE else allow_spill
@@ -119,6 +121,7 @@ def ceilings_for(
         limit_bytes=effective_limit(automatic, limit_bytes),
         spill_allowed=spill,
         exclusive_heeded=automatic.exclusive_heeded if sharing is Sharing.AUTO else sharing is Sharing.SWAP,
+        one_start_at_a_time=automatic.one_start_at_a_time if one_load is None else one_load,
     )
 
 

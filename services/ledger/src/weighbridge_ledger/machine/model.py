@@ -108,6 +108,8 @@ class LiveMemory:
     """What the same reading said of temperatures; only devices that say anything."""
     gpu_panic_at: float | None = None
     """When the GPU's driver last brought the system down, in seconds since the epoch; None: no report of it."""
+    answered: bool = True
+    """False: the probe failed or took too long, so nothing was measured."""
 
     def device(self, device_id: str) -> LiveDevice:
         """The live figures of a device; all None where it was not read."""

@@ -36,12 +36,11 @@ LIVE_TIMEOUT_S = 5.0
 """A live reading that takes longer is not waited for any more, and no second one is started beside it."""
 
 
+_KEPT = "what other programs were last seen to hold counts for a minute, then nothing."
 TIMED_OUT = LiveMemory(
-    findings=(Finding("PROBE_TIMED_OUT", "Measuring free memory took too long: other programs count as nothing now."),)
+    findings=(Finding("PROBE_TIMED_OUT", f"Measuring free memory took too long: {_KEPT}"),), answered=False
 )
-FAILED = LiveMemory(
-    findings=(Finding("PROBE_FAILED", "Free memory cannot be measured: other programs count as nothing now."),)
-)
+FAILED = LiveMemory(findings=(Finding("PROBE_FAILED", f"Free memory cannot be measured: {_KEPT}"),), answered=False)
 
 
 # One name per processor: kernels and Python disagree.
@@ -57,10 +56,12 @@ class ThisMachine:
         open_nvml: Callable[[], NvmlSession | None] = NvmlSession.open,
         *,
         sensors: bool = True,
+        panics: bool = True,
     ) -> None:
-        """`sensors`: also temperatures, slow-downs and reports of panics."""
+        """`sensors`: also temperatures and slow-downs. `panics`: also reports of kernel panics."""
         self._system = system
         self._sensors = sensors
+        self._panics = panics
         self._nvml = open_nvml()
         self._sysctl = read_sysctl() if system == "darwin" else {}
         self._directories = find_directories() if system == "linux" else ()
@@ -89,7 +90,7 @@ class ThisMachine:
             failures=tuple(failures),
             drm=() if self._drm is None else self._drm.read(self._sensors),
             board=self._board,
-            crash_reports=read_panics(time.time()) if self._system == "darwin" and self._sensors else (),
+            crash_reports=read_panics(time.time()) if self._system == "darwin" and self._panics else (),
         )
 
     def _read_sysctl(self) -> dict[str, str]:
@@ -154,10 +155,12 @@ class MachineProbe:
         return against_start(self.machine, now)
 
 
-async def open_probe(declared: str = "", *, node_id: str = "", sensors: bool = True) -> MachineProbe:
+async def open_probe(
+    declared: str = "", *, node_id: str = "", sensors: bool = True, panics: bool = True
+) -> MachineProbe:
     """The machine of a setting (a spec or a file of recorded readings), or, where it is empty, this one.
 
-    `sensors`: with temperatures, slow-downs and panics.
+    `sensors`: with temperatures and slow-downs. `panics`: with reports of kernel panics.
 
     Raises:
         MachineSpecError: a setting that declares no machine.
@@ -169,7 +172,7 @@ async def open_probe(declared: str = "", *, node_id: str = "", sensors: bool = T
         return MachineProbe(load_declared(declared, node_id=node))
 
     def first() -> tuple[ThisMachine, Readings]:
-        collector = ThisMachine(sensors=sensors)
+        collector = ThisMachine(sensors=sensors, panics=panics)
         return collector, collector.read()
 
     try:

@@ -11,7 +11,7 @@ from weighbridge_common.settings import SettingsError
 from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 
 from weighbridge_ledger.book import Book, Home, Policy
-from weighbridge_ledger.health.policy import Mode
+from weighbridge_ledger.health.policy import HealthPolicy, Mode
 from weighbridge_ledger.machine.ceilings import Sharing
 from weighbridge_ledger.machine.declared import MachineSpecError
 from weighbridge_ledger.machine.probe import open_probe
@@ -37,14 +37,18 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
     """The ledger of a service process (see weighbridge_common.server).
 
     Raises:
-        SettingsError: the declared machine is none.
+        SettingsError: the declared machine is none, or settings contradict each other.
         StartError: the store cannot be opened; it was not touched then.
     """
     settings = context.settings
     assert isinstance(settings, LedgerSettings)
+    health = settings.health_policy()
     try:
         probe = await open_probe(
-            settings.machine, node_id=settings.node_id, sensors=settings.health_mode() is not Mode.OFF
+            settings.machine,
+            node_id=settings.node_id,
+            sensors=health.mode is not Mode.OFF,
+            panics=health.panic_rest_s > 0,
         )
     except MachineSpecError as error:
         raise SettingsError(f"{LedgerSettings.variable('machine')}: {error}") from error
@@ -56,7 +60,12 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
         raise StartError(str(error)) from error
     try:
         servicer = await assemble(
-            probe, store, settings.policy(), health=settings.health_mode(), sharing=settings.sharing()
+            probe,
+            store,
+            settings.policy(),
+            health=health,
+            sharing=settings.sharing(),
+            one_load=settings.one_load(),
         )
     except BaseException as error:
         store.close()
@@ -78,10 +87,12 @@ async def assemble(
     clock: Clock = system_clock,
     is_alive: IsAlive = processes.is_alive,
     home: Home | None = None,
-    health: Mode = Mode.OBSERVE,
+    health: HealthPolicy | None = None,
     sharing: Sharing = Sharing.AUTO,
+    one_load: bool | None = None,
 ) -> LedgerServicer:
-    """A ledger with everything that was committed taken up and the dead swept, not yet started (rule 14).
+    """A ledger with everything that was committed taken up, the dead swept and the machine measured, not yet started
+    (rule 14).
 
     Raises:
         StoreRefusedError: the store cannot be read.
@@ -91,7 +102,7 @@ async def assemble(
     snapshot = store.load()
     epoch = store.begin_epoch()
     last_observation = store.last_observation()
-    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill), health, sharing)
+    machine = MachineDesk(probe, Wishes(snapshot.limit_bytes, snapshot.allow_spill), health, sharing, one_load)
     here = processes.current()
     book = Book(
         machine.ceilings(),
@@ -107,6 +118,8 @@ async def assemble(
     keeper.take_as_told()
     servicer = LedgerServicer(keeper, machine, epoch, last_observation, is_alive)
     await sweep(keeper, is_alive)
+    # Before anybody asks: the first grant must know of other programs, of a hot device and of a panic too.
+    await machine.try_to_measure(keeper)
     _log.info(
         "ledger_ready",
         epoch=epoch,

@@ -1,6 +1,8 @@
 """What leases hold of the memory that was measured, by their engines' processes: the rest is outsiders' (rule 3)."""
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weighbridge_common import processes
@@ -12,6 +14,7 @@ from weighbridge_ledger.machine.external import ExternalUse, HeldBytes
 from weighbridge_ledger.machine.fdinfo import CardUse, tree_uses
 from weighbridge_ledger.machine.footprint import tree_held
 from weighbridge_ledger.machine.model import LiveDevice, LiveMemory, Machine
+from weighbridge_ledger.machine.probe import LIVE_TIMEOUT_S, in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,9 @@ class EngineUse:
 
     host_bytes: int | None = None
     cards: Mapping[str, CardUse] | None = None
+
+
+Measure = Callable[[tuple[ProcessIdentity, ...], LiveMemory], EngineUse]
 
 
 def measure_engines(engines: tuple[ProcessIdentity, ...], live: LiveMemory) -> EngineUse:
@@ -41,6 +47,32 @@ def measure_engines(engines: tuple[ProcessIdentity, ...], live: LiveMemory) -> E
         return EngineUse()
     accounted = any(device.pci for device in live.devices)
     return EngineUse(sum(sizes), tree_uses(living) if accounted and living else None)
+
+
+class EngineLook:
+    """Looks at the processes of leases in a thread. Never hangs: the kernel keeps who reads the pages of a process
+    waiting for as long as that process waits for a driver."""
+
+    def __init__(self, measure: Measure = measure_engines, timeout_s: float = LIVE_TIMEOUT_S) -> None:
+        self._measure = measure
+        self._timeout_s = timeout_s
+        self._in_flight: asyncio.Future[list[EngineUse]] | None = None
+
+    async def look(self, leases: Sequence[LeaseView], live: LiveMemory) -> list[EngineUse]:
+        """What each lease's processes hold; unknown for all where a look does not end in time, and as long as it has
+        not, because no second one is started beside it."""
+        if self._in_flight is None or self._in_flight.done():
+            self._in_flight = in_thread(lambda: [self._measure(view.lease.engines, live) for view in leases])
+            self._in_flight.add_done_callback(_take_note)
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(asyncio.shield(self._in_flight), self._timeout_s)
+        return [EngineUse() for _ in leases]
+
+
+def _take_note(look: "asyncio.Future[list[EngineUse]]") -> None:
+    """What a look that nobody waits for any more ran into is nobody's business."""
+    if not look.cancelled():
+        look.exception()
 
 
 def attribute(

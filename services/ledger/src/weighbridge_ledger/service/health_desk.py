@@ -1,29 +1,35 @@
-"""What the sensors say about devices: kept sample by sample, logged when it changes, shown with the capacity."""
+"""What the sensors say about devices: kept sample by sample, logged when it changes, shown with the capacity, and made
+into what the book holds loads and uses for."""
 
 import structlog
 
-from weighbridge_ledger.book.states import Moment
+from weighbridge_ledger.book.states import Hold, Moment
 from weighbridge_ledger.health.device import DeviceHealth, Verdict, after_sample, at, sentence
+from weighbridge_ledger.health.gate import device_holds
+from weighbridge_ledger.health.panics import Panic, panic_hold
 from weighbridge_ledger.health.policy import HealthPolicy, Mode
-from weighbridge_ledger.machine.model import LiveMemory
+from weighbridge_ledger.machine.model import LiveMemory, Machine
+
+EVERY_LOAD = ""
+"""The key of a hold that concerns loads on any device."""
 
 _log = structlog.get_logger(__name__)
 
 
 class HealthDesk:
-    """Owns the states of the devices."""
+    """Owns the states of the devices of one machine."""
 
-    def __init__(self, mode: Mode, policy: HealthPolicy | None = None) -> None:
-        self._mode = mode
-        self._policy = policy or HealthPolicy()
+    def __init__(self, policy: HealthPolicy, machine: Machine) -> None:
+        self._policy = policy
+        self._machine = machine
         self._devices: dict[str, DeviceHealth] = {}
-        self._gpu_panic_at: float | None = None
+        self._panic: Panic | None = None
 
     def look(self, live: LiveMemory, now: Moment) -> None:
         """Take up what a measurement says. One without sensors (a probe that failed) changes nothing."""
-        if self._mode is Mode.OFF:
+        self._look_at_panic(live.gpu_panic_at, now)
+        if self._policy.mode is Mode.OFF:
             return
-        self._gpu_panic_at = live.gpu_panic_at or self._gpu_panic_at
         for sensors in live.sensors:
             before = self._devices.get(sensors.device_id)
             after = after_sample(before, sensors, now.monotonic, self._policy)
@@ -39,13 +45,27 @@ class HealthDesk:
                     reasons=after.reasons,
                 )
 
+    def holds(self, now: Moment) -> dict[str, Hold]:
+        """Where nothing may be loaded at this moment, and why. Changes with time alone too: a rest ends, sensors that
+        have fallen silent are no longer believed."""
+        holds = device_holds(self._devices.values(), self._machine, now.monotonic, self._policy)
+        rest = None if self._panic is None else panic_hold(self._panic, now, self._policy)
+        if rest is not None:
+            holds[EVERY_LOAD] = rest
+        return holds
+
     def remarks(self, now: Moment) -> tuple[str, ...]:
-        """A sentence for each device that has sensors, and one about a panic that was not long ago."""
-        states = (at(device, now.monotonic, self._policy) for device in self._devices.values())
-        found = [sentence(state) for state in states]
-        if self._gpu_panic_at is not None and now.wall - self._gpu_panic_at < self._policy.panic_rest_s:
-            ago = max(0.0, now.wall - self._gpu_panic_at) / 60
-            found.append(
-                f"The GPU's driver brought this machine down {ago:.0f} min ago: the load that did it may do it again."
-            )
-        return tuple(found)
+        """A sentence for each device that has sensors, and one about a rest after a panic."""
+        found = [sentence(at(device, now.monotonic, self._policy)) for device in self._devices.values()]
+        rest = self.holds(now).get(EVERY_LOAD)
+        return tuple(found if rest is None else [*found, rest.message])
+
+    def _look_at_panic(self, panicked_at: float | None, now: Moment) -> None:
+        """A report that can no longer be read takes nothing back."""
+        if panicked_at is None or not self._policy.panic_rest_s:
+            return
+        if self._panic is None or self._panic.at != panicked_at:
+            self._panic = Panic(panicked_at, now.monotonic)
+            rest = panic_hold(self._panic, now, self._policy)
+            if rest is not None:
+                _log.warning("gpu_panic", loads_rest_s=rest.retry_after_s)

@@ -11,16 +11,15 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge_ledger.book import Ceilings
 from weighbridge_ledger.book.book import Book
-from weighbridge_ledger.book.states import Moment
-from weighbridge_ledger.health.policy import Mode
+from weighbridge_ledger.book.states import External, Hold, Moment
+from weighbridge_ledger.health.policy import HealthPolicy
 from weighbridge_ledger.machine import capacity as capacities
 from weighbridge_ledger.machine import external as externals
 from weighbridge_ledger.machine.ceilings import Sharing, automatic_ceilings, ceilings_for
 from weighbridge_ledger.machine.findings import Finding
 from weighbridge_ledger.machine.messages import capacity_to_proto
 from weighbridge_ledger.machine.model import UNMEASURED, LiveMemory, Machine, Source
-from weighbridge_ledger.machine.probe import in_thread
-from weighbridge_ledger.service.attribution import attribute, measure_engines
+from weighbridge_ledger.service.attribution import EngineLook, attribute
 from weighbridge_ledger.service.health_desk import HealthDesk
 from weighbridge_ledger.service.keeper import Keeper
 
@@ -32,6 +31,10 @@ PROBE_PERIOD_S = 5.0
 
 LOOK_PERIOD_S = 0.5
 """How soon a claim that begins to wait shortens the pause."""
+
+KEPT_S = 60.0
+"""While the probe does not answer, what it last measured counts for so long. It is slowest when memory is short: taking
+other programs' memory for free just then would give it away."""
 
 FRESH_S = 1.0
 """A measurement so young is not repeated: adding up a large engine's pages takes a good part of a second, and people
@@ -67,15 +70,24 @@ class MachineDesk:
     """Owns the readings; the book is told through the keeper."""
 
     def __init__(
-        self, probe: Probe, wishes: Wishes, health: Mode = Mode.OBSERVE, sharing: Sharing = Sharing.AUTO
+        self,
+        probe: Probe,
+        wishes: Wishes,
+        health: HealthPolicy | None = None,
+        sharing: Sharing = Sharing.AUTO,
+        one_load: bool | None = None,
     ) -> None:
         self._probe = probe
         self._sharing = sharing
-        self._health = HealthDesk(health)
+        self._one_load = one_load
+        self._health = HealthDesk(health or HealthPolicy(), probe.machine)
+        self._held: dict[str, Hold] = {}
+        """What the book was last told to hold."""
         self._live = UNMEASURED
         self._external = externals.NO_EXTERNAL_USE
-        self._measured = -math.inf
-        """When, on the monotonic clock."""
+        self._looked_at = self._measured_at = -math.inf
+        """When the probe was last asked, and when it last answered, on the monotonic clock."""
+        self._engines = EngineLook()
         self._measuring = asyncio.Lock()
         self.wishes = wishes
 
@@ -91,7 +103,9 @@ class MachineDesk:
 
     def ceilings(self) -> Ceilings:
         """The ceilings that admission uses."""
-        return ceilings_for(self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill, self._sharing)
+        return ceilings_for(
+            self._probe.machine, self.wishes.limit_bytes, self.wishes.allow_spill, self._sharing, self._one_load
+        )
 
     def capacity(self, book: Book, epoch: str, revision: int, now: Moment) -> machine_pb2.Capacity:
         """The capacity of this machine with what is committed now."""
@@ -110,35 +124,80 @@ class MachineDesk:
         return capacity_to_proto(capacity, epoch=epoch, revision=revision)
 
     async def measure(self, keeper: Keeper) -> None:
-        """Read memory, attribute what leases hold, and tell the book what of the rest is in the way of leases.
+        """Read memory, attribute what leases hold, and tell the book what of the rest is in the way of leases, and
+        which devices are not well.
 
         The book gets only what goes beyond the reserve that the ceilings leave to everything else (see
-        `externals.over_reserve`); the capacity shows all of it.
+        `externals.over_reserve`); the capacity shows all of it. It gets it for each measurement, changed or not: it
+        counts how often they agree (rule 3).
         """
         if not self.measures:
             return
         async with self._measuring:
-            if keeper.clock().monotonic - self._measured < FRESH_S:
+            if keeper.clock().monotonic - self._looked_at < FRESH_S:
                 return
             live = await self._probe.live()
-            leases = list(keeper.book.charged())
-            uses = await in_thread(lambda: [measure_engines(view.lease.engines, live) for view in leases])
             machine = self._probe.machine
-            self._live, self._external = live, attribute(machine, live, leases, uses)
+            if live.answered:
+                leases = list(keeper.book.charged())
+                self._external = attribute(machine, live, leases, await self._engines.look(leases, live))
             now = keeper.clock()
-            self._measured = now.monotonic
+            self._looked_at = now.monotonic
+            self._live = live
             self._health.look(live, now)
-            beyond = externals.for_book(externals.over_reserve(machine, automatic_ceilings(machine), self._external))
-            keeper.run(lambda book, now: book.set_external(beyond, now))
+            if live.answered:
+                self._measured_at = now.monotonic
+            elif now.monotonic - self._measured_at < KEPT_S:
+                self._tell(keeper)
+                return
+            else:
+                self._external = externals.NO_EXTERNAL_USE
+            beyond = externals.over_reserve(machine, automatic_ceilings(machine), self._external)
+            self._tell(keeper, externals.for_book(beyond))
+
+    async def try_to_measure(self, keeper: Keeper) -> None:
+        """Measure; whatever the system's files hold, the next look may find them well."""
+        try:
+            await self.measure(keeper)
+        except Exception as error:
+            _log.error("measuring_failed", **describe_error(error))
 
     async def measure_for_ever(self, keeper: Keeper) -> None:
         """Measure at once and then again and again; returns at once on a declared machine."""
         while self.measures:
-            try:
-                await self.measure(keeper)
-            except Exception as error:  # whatever the system's files hold: the next look may find them well
-                _log.error("measuring_failed", **describe_error(error))
+            await self.try_to_measure(keeper)
             rested_s = 0.0
             while rested_s < (PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S):
                 await asyncio.sleep(LOOK_PERIOD_S)
                 rested_s += LOOK_PERIOD_S
+
+    async def watch_holds_for_ever(self, keeper: Keeper) -> None:
+        """Tell the book of holds that end by time alone, whether or not a measurement comes; returns at once on a
+        declared machine."""
+        while self.measures:
+            await asyncio.sleep(LOOK_PERIOD_S)
+            try:
+                self._tell(keeper)
+            except Exception as error:
+                _log.error("telling_holds_failed", **describe_error(error))
+
+    def _tell(self, keeper: Keeper, external: External | None = None) -> None:
+        """Tell the book what is held now if that has changed, and what was measured if it was.
+
+        A device that has just become unwell is held before memory that came free is given out, and one that is well
+        again is let go only when what was measured counts.
+        """
+        before, holds = self._held, self._health.holds(keeper.clock())
+        if external is None and holds == before:
+            return
+
+        def tell(book: Book, now: Moment) -> None:
+            if holds != before:
+                book.set_holds({**before, **holds}, now)
+            if external is not None:
+                book.set_external(external, now)
+            if holds != before:
+                book.set_holds(holds, now)
+
+        keeper.run(tell)
+        self._held = holds

@@ -70,6 +70,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         """Begin to sweep and to measure; end long streams when `stopping` is set."""
         self._tasks.start(sweep_for_ever(self._keeper, self._is_alive), "sweep")
         self._tasks.start(self._machine.measure_for_ever(self._keeper), "measure")
+        self._tasks.start(self._machine.watch_holds_for_ever(self._keeper), "holds")
         self._tasks.start(self._stop_streams(stopping), "stop_streams")
 
     async def aclose(self) -> None:
