@@ -175,7 +175,7 @@ def words(*leases: lease_pb2.Lease) -> Sequence[tuple[str, str]]:
     return [(one.word, one.text) for one in told]
 
 
-def test_the_life_of_a_lease_in_words() -> None:
+def test_the_life_of_a_lease_in_words_where_the_kind_is_not_told() -> None:
     assert words(
         lease(QUEUED, claim={"host_bytes": 2 * GIB, "devices": [{"required_bytes": GIB}]}),
         lease(GRANTED, 3),
@@ -199,10 +199,81 @@ def test_the_life_of_a_lease_in_words() -> None:
         ("ATTACHED", "2.00 GiB"),
         ("ATTACHED", "2.00 GiB"),
         ("VACATING", "2.00 GiB. Its holder released it."),
-        ("VACATING", "2.00 GiB still held"),
+        ("OVERDUE", "2.00 GiB still held. Its holder released it."),
         ("RELEASED", "2.00 GiB given back. Its holder released it."),
         ("GRANTED", "1.00 GiB"),
     ]
+
+
+def in_words(
+    kind: "pb.ChangeKind.ValueType", of: lease_pb2.Lease, before: lease_pb2.Lease | None = None
+) -> tuple[str, str]:
+    """A change of this kind, after one that left the lease as `before`."""
+    happenings = Happenings()
+    if before is not None:
+        list(happenings.read(snapshot(0, before)))
+    told = change(1, of)
+    told.kind = kind
+    (happening,) = happenings.read(told)
+    return happening.word, happening.text
+
+
+FOR_WHOM = {"message": "Asked for big of engine-sd."}
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "before", "said"),
+    [
+        (
+            pb.CHANGE_KIND_QUEUED,
+            lease(QUEUED, claim={"host_bytes": 2 * GIB, "optional_host_bytes": GIB}, exclusive=True),
+            None,
+            ("QUEUED", "waits for 2.00 GiB, 1.00 GiB more if there is room, alone on its device"),
+        ),
+        (
+            pb.CHANGE_KIND_QUEUED,
+            lease(QUEUED, claim={"host_bytes": 3 * GIB}, replaces_lease_id="l0"),
+            None,
+            ("QUEUED", "waits for 3.00 GiB, in place of a lease of its own"),
+        ),
+        (
+            pb.CHANGE_KIND_RECLAIMING,
+            lease(QUEUED, claim={"host_bytes": 2 * GIB}),
+            lease(QUEUED, claim={"host_bytes": 2 * GIB}),
+            ("RECLAIMING", "others were asked to make room for 2.00 GiB"),
+        ),
+        (
+            pb.CHANGE_KIND_GRANTED,
+            lease(GRANTED, charge={"host_bytes": 3 * GIB, "optional_bytes": GIB}, exclusive=True),
+            None,
+            ("GRANTED", "3.00 GiB, 1.00 GiB of it optional, alone on its device"),
+        ),
+        (pb.CHANGE_KIND_LOADED, lease(ACTIVE, 2), lease(ACTIVE, 2), ("LOADED", "2.00 GiB")),
+        (
+            pb.CHANGE_KIND_RESIZED,
+            lease(ACTIVE, 2),
+            lease(ACTIVE, 2, exclusive=True),
+            ("RESIZED", "no longer alone on its device"),
+        ),
+        (pb.CHANGE_KIND_ATTACHED, lease(VACATING, 2), lease(VACATING, 2, suspect=True), ("ATTACHED", "2.00 GiB")),
+        (
+            pb.CHANGE_KIND_VACATING,
+            lease(VACATING, 2, end_reason=FOR_WHOM),
+            lease(ACTIVE, 2),
+            ("VACATING", "2.00 GiB. Asked for big of engine-sd."),
+        ),
+        (
+            pb.CHANGE_KIND_OVERDUE,
+            lease(VACATING, 2, end_reason=FOR_WHOM),
+            None,
+            ("OVERDUE", "2.00 GiB still held. Asked for big of engine-sd."),
+        ),
+    ],
+)
+def test_a_change_is_said_by_its_kind(
+    kind: "pb.ChangeKind.ValueType", of: lease_pb2.Lease, before: lease_pb2.Lease | None, said: tuple[str, str]
+) -> None:
+    assert in_words(kind, of, before) == said
 
 
 def test_a_queued_claim_that_ends_gives_nothing_back() -> None:
@@ -235,17 +306,17 @@ def test_watch_prints_a_line_for_each_change(fake_suite: Any) -> None:
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert [line[19:] for line in lines if "Note" not in line] == [
-        "      6  CEILINGS  0 B of 24.00 GiB committed",
-        "      7  GRANTED   engine-mlx tiny: 2.00 GiB",
-        "      1  CEILINGS  0 B of 24.00 GiB committed",
-        "      1  LISTED    engine-mlx tiny: active, 2.00 GiB",
+        "      6  CEILINGS    0 B of 24.00 GiB committed",
+        "      7  GRANTED     engine-mlx tiny: 2.00 GiB",
+        "      1  CEILINGS    0 B of 24.00 GiB committed",
+        "      1  LISTED      engine-mlx tiny: active, 2.00 GiB",
     ]
     assert "started anew" in lines[2] and lines[2].endswith("[LEDGER_RESTARTED]")
 
 
 def test_a_name_does_not_steer_the_terminal_or_break_the_line(fake_suite: Any) -> None:
     fake_suite.state.watches = [[change(7, lease_pb2.Lease(holder={"name": "a\x1b[2Jb\nc"}, state=GRANTED)), END]]
-    assert "GRANTED   a\\x1b[2Jb\\nc: 0 B\n" in CliRunner().invoke(main, ["watch"]).stdout
+    assert "GRANTED     a\\x1b[2Jb\\nc: 0 B\n" in CliRunner().invoke(main, ["watch"]).stdout
 
 
 def test_watch_as_json_is_one_object_a_line(fake_suite: Any) -> None:

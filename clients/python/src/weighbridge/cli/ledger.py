@@ -5,9 +5,10 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.cli.arguments import AUTOMATIC, LimitParam, json_option, machine_option
+from weighbridge.cli.lease_table import print_leases
 from weighbridge.cli.output import console, print_json
 from weighbridge.cli.running import open_suite, run_command
-from weighbridge.cli.tables import print_capacity, print_leases, print_limit
+from weighbridge.cli.tables import print_capacity, print_limit
 
 
 @click.command()

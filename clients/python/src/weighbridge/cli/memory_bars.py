@@ -15,7 +15,8 @@ from rich.text import Text
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
-from weighbridge.cli.tables import machine_words, plain_table, waiting_lines
+from weighbridge.cli.lease_table import vacating_lines, waiting_lines
+from weighbridge.cli.tables import machine_words, plain_table
 from weighbridge.happenings import who
 from weighbridge.sizes import all_bytes, format_size
 
@@ -81,6 +82,7 @@ class MemoryFrame:
             yield Text(text)
         yield Text()
         yield _holders(held, marks, width, self.now_s) if held else Text("Nobody holds memory.")
+        yield from vacating_lines(held, marks)
         waiting = list(waiting_lines(self.leases, self.now_s, marks))
         if waiting:
             yield Text()

@@ -1,26 +1,20 @@
 """The tables that people read."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from weighbridge_proto.engines.v1 import engine_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2, weights_pb2
-from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge.breakdown import add_up, figures
-from weighbridge.happenings import asked_bytes, who
 from weighbridge.models import model_label
 from weighbridge.sizes import all_bytes, format_size
 
 WIDTH_WITH_BASIS = 120
 """Columns from which a plan's table has room for what its figures rest on; below, that is listed under the table."""
-
-SHORT_ID = 8
-"""Digits of a lease's id in a table: enough to tell leases apart; no command takes one, and --json has it whole."""
 
 AVAILABILITY_WORDS = {
     fit_service_pb2.AVAILABILITY_NOW: "there is room",
@@ -241,50 +235,6 @@ def print_capacity(to: Console, capacity: machine_pb2.Capacity) -> None:
     to.print(table)
     for note in capacity.notes:
         to.print(f"Note: {note}")
-
-
-def print_leases(to: Console, leases: Sequence[lease_pb2.Lease], now_s: float | None = None) -> None:
-    """The leases, what they are charged together, and what the queued ones wait for."""
-    if not leases:
-        to.print("No leases.")
-        return
-    table = plain_table(("lease", "state", "holder", "model"), ("charged", "bytes", "observed", "uses"))
-    for lease in leases:
-        state = enum_word(lease_pb2.LeaseState, lease.state, "LEASE_STATE_") + (" (silent)" if lease.suspect else "")
-        if lease.queue_position:
-            state += f" ({lease.queue_position}.)"
-        charged = all_bytes(lease.charge)
-        table.add_row(
-            lease.lease_id[:SHORT_ID],
-            state,
-            lease.holder.name,
-            lease.purpose.model_name,
-            format_size(charged),
-            f"{charged:,}",
-            format_size(all_bytes(lease.observed)) if lease.HasField("observed") else "",
-            str(lease.uses),
-        )
-    to.print(table)
-    to.print(f"Committed together: {format_size(sum(all_bytes(lease.charge) for lease in leases))}")
-    for line in waiting_lines(leases, time.time() if now_s is None else now_s):
-        to.print(line)
-
-
-def waiting_lines(
-    leases: Sequence[lease_pb2.Lease], now_s: float, marks: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[str]:
-    """The queue in its order: who waits for how much and for how long, and beneath it what for.
-
-    ``marks``: what holders are called here, by lease; else by a part of their id.
-    """
-    waiting = sorted((lease for lease in leases if lease.queue_position), key=lambda lease: lease.queue_position)
-    for lease in waiting:
-        since = max(0.0, now_s - lease.create_time.ToNanoseconds() / 1e9)
-        wanted = format_size(asked_bytes(lease))
-        yield f"{lease.queue_position}. {who(lease)}: waits for {wanted} since {since:.0f} s"
-        for reason in lease.wait_reasons:
-            holders = ", ".join(marks.get(lease_id, lease_id[:SHORT_ID]) for lease_id in reason.lease_ids)
-            yield f"   {reason.message}{f' Held by {holders}.' if holders else ''}"
 
 
 def print_limit(to: Console, capacity: machine_pb2.Capacity, asked: int | None = None) -> None:

@@ -60,7 +60,7 @@ def _print(
         for happening in happenings.read(change):
             about = f"{happening.who}: " if happening.who else ""
             when = _clock(change.event_time.ToNanoseconds() / 1e9)
-            line = f"{when} {change.revision:>6}  {happening.word:<8}  {about}{happening.text}"
+            line = f"{when} {change.revision:>6}  {happening.word:<10}  {about}{happening.text}"
             click.echo(printable(line).replace("\n", "\\n"))  # one line, whatever a holder calls itself
 
 

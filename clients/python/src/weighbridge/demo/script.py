@@ -16,8 +16,9 @@ from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 
+from weighbridge.cli.lease_table import print_leases
 from weighbridge.cli.load_display import load_line
-from weighbridge.cli.tables import print_capacity, print_facts, print_leases, print_plan
+from weighbridge.cli.tables import print_capacity, print_facts, print_plan
 from weighbridge.client import Suite
 from weighbridge.demo.checks import (
     check_answer,
