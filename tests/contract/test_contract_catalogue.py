@@ -8,7 +8,8 @@ from weighbridge_fit.catalog.resolve import known_by_sizes
 from weighbridge_fit.catalog.store import Catalogue
 from weighbridge_fit.listing import fit_of
 from weighbridge_fit.wire.machine import capacity_from
-from weighbridge_ledger.book.charging import NOTHING_USED, on_cards, static_shortage
+from weighbridge_ledger.book.charging import NOTHING_USED, static_shortage
+from weighbridge_ledger.book.placing import on_cards
 from weighbridge_ledger.book.states import NO_EXTERNAL
 from weighbridge_ledger.machine.capacity import assemble
 from weighbridge_ledger.machine.ceilings import ceilings_for

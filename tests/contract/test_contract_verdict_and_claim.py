@@ -35,7 +35,8 @@ from weighbridge_fit.solving import solve_size
 from weighbridge_fit.verdict import Verdict, judge, uses_card
 from weighbridge_fit.wire.answer import claim_message
 from weighbridge_fit.wire.machine import capacity_from
-from weighbridge_ledger.book.charging import NOTHING_USED, on_cards, static_shortage
+from weighbridge_ledger.book.charging import NOTHING_USED, static_shortage
+from weighbridge_ledger.book.placing import on_cards
 from weighbridge_ledger.book.states import NO_EXTERNAL, Shortage
 from weighbridge_ledger.machine.capacity import assemble
 from weighbridge_ledger.machine.ceilings import ceilings_for

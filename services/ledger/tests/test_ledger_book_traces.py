@@ -262,7 +262,7 @@ def test_claims_that_come_and_go_leave_a_bounded_trail(new_world) -> None:
     assert len(book.lease_ids(include_released=True)) == 1 + 30
     assert len(book._timers) <= STALE_TIMERS + 2 * 2
     assert len(book._by_request) + len(book._queued) + len(book._overruns) == 0
-    assert len(book._ended_requests) == 50
+    assert len(book._memories._ended_requests) == 50
 
 
 def test_timers_of_the_living_survive_the_sweeping_of_stale_ones(new_world) -> None:

@@ -4,7 +4,9 @@ Expected values are the worked examples of the admission rules and of the refere
 """
 
 from weighbridge_ledger.book import Ceilings, Charge, Claim, DeviceWant, External, Shortage
-from weighbridge_ledger.book.charging import NOTHING_USED, Usage, on_cards, price, resize, static_shortage
+from weighbridge_ledger.book.charging import NOTHING_USED, Usage, price, static_shortage
+from weighbridge_ledger.book.placing import on_cards
+from weighbridge_ledger.book.resizing import resize
 from weighbridge_ledger.book.states import NO_EXTERNAL
 
 GIB = 2**30

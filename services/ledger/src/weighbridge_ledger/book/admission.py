@@ -1,22 +1,33 @@
-"""The verbs of those who ask: admit, preview, and the end of an Admit stream (rules 2, 5, 8, 9, 15, 16)."""
+"""The verbs of those who ask: admit, preview, and the end of an Admit stream (rules 2, 5, 8, 9, 15, 16, 24, 25)."""
 
-import enum
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import NOTHING_USED, on_cards, pools_wanted, price, static_shortage
-from weighbridge_ledger.book.core import BookCore
-from weighbridge_ledger.book.entries import Entry
+from weighbridge_ledger.book.charging import NOTHING_USED, pools_wanted, price, static_shortage
+from weighbridge_ledger.book.core import _ticket_of
+from weighbridge_ledger.book.entries import Entry, Place
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
+from weighbridge_ledger.book.placing import aim, on_cards, placements
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.records import DropTicket, PutTicket
 from weighbridge_ledger.book.refusals import Reason, Refused
-from weighbridge_ledger.book.states import HOST, NO_EXTERNAL, Ask, Charge, Claim, Lease, LeaseState, Moment, Shortage
-
-HOLDERS_NAMED = 8
-"""At most so many holders are named to a waiter: enough to act on, bounded for a machine full of small leases."""
+from weighbridge_ledger.book.states import (
+    HOST,
+    NO_EXTERNAL,
+    Ask,
+    Charge,
+    Claim,
+    Credential,
+    Lease,
+    LeaseState,
+    Moment,
+)
+from weighbridge_ledger.book.texts import exceeds_text
+from weighbridge_ledger.book.timing import TimedCore
+from weighbridge_ledger.book.waiting import WaitReason, WaitVerbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +38,18 @@ class Admission:
     stream: int
 
 
-class WaitCode(enum.StrEnum):
-    """Why a claim waits."""
-
-    BYTES_HELD = "BYTES_HELD"
-    EXTERNAL_USE = "EXTERNAL_USE"
-    EARLIER_CLAIM = "EARLIER_CLAIM"
-
-
-@dataclass(frozen=True, slots=True)
-class WaitReason:
-    """One thing a claim waits for."""
-
-    code: WaitCode
-    message: str
-    lease_ids: tuple[str, ...] = ()
-    missing_bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a claim would fare now: a charge (at once), reasons (must wait) or a refusal (never)."""
+    """How a claim would fare now: a charge (at once, or after `evict` have vacated), reasons (must wait) or a refusal
+    (never)."""
 
     charge: Charge | None = None
+    evict: tuple[str, ...] = ()
     reasons: tuple[WaitReason, ...] = ()
     refusal: Refused | None = None
 
 
-class AdmissionVerbs(BookCore):
+class AdmissionVerbs(WaitVerbs, TimedCore):
     """Check and reserve in one step; wait in order when it does not fit."""
 
     def admit(self, ask: Ask, now: Moment) -> Admission:
@@ -62,77 +57,40 @@ class AdmissionVerbs(BookCore):
 
         Raises:
             Refused: CLAIM_EMPTY, DEVICE_UNKNOWN, CLAIM_EXCEEDS_CAPACITY, QUEUE_FULL, REQUEST_ID_REUSED,
-                REQUEST_IN_USE, REQUEST_ENDED, LEASE_SUSPECT. Nothing is charged or queued then.
+                REQUEST_IN_USE, REQUEST_ENDED, WAIT_WHILE_HOLDING; LEASE_SUSPECT, and for the leases that the claim
+                names LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_STATE. Nothing is charged or queued then.
         """
         self._advance(now)
         earlier = self._earlier(ask, now) if ask.request_id else None
         if earlier is not None:
             return earlier
         self._check_static(ask)
-        target = self._target(ask.claim)
-        place = self._places.get(ask.request_id) if ask.request_id else None
+        place = self._memories.place(ask.request_id)
         if place is not None:
             _check_same_claim(ask, place.ticket.claim)
-        pools = pools_wanted(target, self._ceilings)
-        sequence = self._counter + 1 if place is None else place.ticket.sequence
-        decision = self._decide(target, pools, sequence, now)
-        if decision is None and len(self._queue) >= self._policy.queue_bound:
+        waiter = self._candidate(ask, place, now)
+        grant = self._decide(waiter, now)
+        if grant is None and len(self._queue) >= self._policy.queue_bound:
             raise Refused(
                 Reason.QUEUE_FULL,
                 f"{len(self._queue)} claims are waiting already. Try again in a while.",
                 metadata={"waiting": str(len(self._queue))},
                 retry_after_s=self._policy.queue_retry_s,
             )
-        if place is None:
-            sequence = self._number()
-        else:
-            del self._places[ask.request_id]
-        stream = next(self._streams)
-        lease = Lease(
-            lease_id=self._new_id(),
-            request_id=ask.request_id,
-            fence=0,
-            sequence=sequence,
-            state=LeaseState.QUEUED,
-            claim=ask.claim,
-            holder=ask.holder,
-            foreign=not self._home.sees(ask.holder),
-            term_s=self._policy.term(ask.term_s),
-            holder_name=ask.holder_name,
-            memory_limit_bytes=ask.memory_limit_bytes,
-            purpose=ask.purpose,
-            priority=ask.priority,
-            pinned=ask.pinned,
-            requested_wall=now.wall,
-        )
-        if ask.request_id:
-            self._by_request[ask.request_id] = lease.lease_id
-        if decision is not None:
-            charge, passed = decision
-            self._count_passes(passed)
-            if place is not None:
-                self._writes.append(DropTicket(ask.request_id))
-            return Admission(self._grant(lease, charge, stream, now).lease, stream)
-        waiter = Waiter(
-            lease,
-            target,
-            pools,
-            stream,
-            first_wall=now.wall if place is None else place.ticket.first_wall,
-            since=now.monotonic if place is None else place.since,
-            deadline=now.monotonic + self._wait_s(ask),
-            passes=0 if place is None else place.ticket.passes,
-        )
-        self._queue.add(waiter)
-        self._queued[lease.lease_id] = sequence
-        self._schedule_waiter(waiter)
-        if ask.request_id:
-            self._writes.append(PutTicket(self._place_of(waiter)))
-        self._tell(EventKind.QUEUED, now, lease)
-        return Admission(lease, stream)
+        if grant is None and waiter.while_holding and not self._may_go_on_waiting(waiter, now):
+            raise Refused(
+                Reason.WAIT_WHILE_HOLDING,
+                "It would wait for memory that is in use, while its caller keeps a lease busy: the two might wait for "
+                "each other. End the use first, or ask without keeping it.",
+            )
+        return self._enter(waiter, grant, place, now)
 
     def preview(self, ask: Ask, now: Moment) -> Preview:
-        """How `ask` would fare as a new claim at this moment. Changes nothing (beyond what time has moved)."""
+        """How `ask` would fare as a new claim at this moment. Changes nothing (beyond what time has moved).
+
+        Raises:
+            Refused: as `admit`, but for CLAIM_EXCEEDS_CAPACITY, which is in the answer.
+        """
         self._advance(now)
         try:
             self._check_static(ask)
@@ -140,18 +98,19 @@ class AdmissionVerbs(BookCore):
             if refusal.reason is not Reason.CLAIM_EXCEEDS_CAPACITY:
                 raise
             return Preview(refusal=refusal)
-        target = self._target(ask.claim)
-        decision = self._decide(target, pools_wanted(target, self._ceilings), self._counter + 1, now)
-        if decision is not None:
-            return Preview(charge=decision[0])
-        return Preview(reasons=self._reasons(target, self._counter + 1))
-
-    def waiting_for(self, lease_id: str) -> tuple[int, float, tuple[WaitReason, ...]] | None:
-        """(position from 1, moment on the monotonic clock since when, reasons) of a queued claim; None if it is not."""
-        waiter = self._waiter(lease_id)
-        if waiter is None:
-            return None
-        return self._queue.position(waiter.sequence), waiter.since, self._reasons(waiter.claim, waiter.sequence)
+        waiter = self._candidate(replace(ask, request_id=""), None, now)
+        # The caller's own lease counts as gone: it is the caller who decides when.
+        replaced, waiter.replaces = self._replaced(waiter), ""
+        if replaced is not None:
+            self._usage.remove(replaced)
+        try:
+            grant = self._decide(waiter, now)
+            if grant is not None:
+                return Preview(charge=self._with_optional(grant.charge, grant.target, waiter.lease))
+            return self._preview_eviction(waiter, now) or Preview(reasons=self._reasons(waiter))
+        finally:
+            if replaced is not None:
+                self._usage.add(replaced)
 
     def stream_ended(self, lease_id: str, stream: int, now: Moment) -> None:
         """An Admit call is over, for whatever reason: a claim that waits is cancelled, a grant that nobody activated is
@@ -175,7 +134,7 @@ class AdmissionVerbs(BookCore):
     # -- the same request again ------------------------------------------------------------------------------------
 
     def _earlier(self, ask: Ask, now: Moment) -> Admission | None:
-        if ask.request_id in self._ended_requests:
+        if self._memories.has_ended(ask.request_id):
             # Without this a late Admit makes a grant for which nobody is left (S).
             raise Refused(
                 Reason.REQUEST_ENDED,
@@ -197,7 +156,7 @@ class AdmissionVerbs(BookCore):
         waiter.stream = next(self._streams)
         waiter.lease = self._with_holder(waiter.lease, ask)
         waiter.deadline = now.monotonic + self._wait_s(ask)
-        self._schedule_waiter(waiter)
+        self._schedule_waiter(waiter, now)
         return Admission(waiter.lease, waiter.stream)
 
     def _take_over_charged(self, entry: Entry, ask: Ask, now: Moment) -> Admission:
@@ -236,20 +195,166 @@ class AdmissionVerbs(BookCore):
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
-    def _decide(
-        self, target: Claim, pools: frozenset[str], sequence: int, now: Moment
-    ) -> tuple[Charge, tuple[Waiter, ...]] | None:
+    def _candidate(self, ask: Ask, place: Place | None, now: Moment) -> Waiter:
+        """What would wait if it were not granted: nothing of it is in the book yet.
+
+        Raises:
+            Refused: for the leases that the claim names.
+        """
+        replaces = self._replaced_id(ask)
+        for credential in ask.while_holding:
+            self._own_entry(credential, ask)
+        target = aim(ask.claim, self._ceilings, self._external, self._usage.less(self._pending))
+        assert target is not None  # _check_static refused it otherwise
+        lease = Lease(
+            lease_id="",
+            request_id=ask.request_id,
+            fence=0,
+            sequence=self._counter + 1 if place is None else place.ticket.sequence,
+            state=LeaseState.QUEUED,
+            claim=ask.claim,
+            holder=ask.holder,
+            foreign=not self._home.sees(ask.holder),
+            term_s=self._policy.term(ask.term_s),
+            holder_name=ask.holder_name,
+            memory_limit_bytes=ask.memory_limit_bytes,
+            purpose=ask.purpose,
+            priority=ask.priority,
+            pinned=ask.pinned,
+            exclusive=ask.exclusive,
+            requested_wall=now.wall,
+        )
+        since = now.monotonic if place is None else place.since
+        return Waiter(
+            lease,
+            target,
+            pools_wanted(target, self._ceilings),
+            passing.required_alone(target, self._ceilings, exclusive=ask.exclusive, limit_bytes=ask.memory_limit_bytes),
+            stream=0,
+            first_wall=now.wall if place is None else place.ticket.first_wall,
+            since=since,
+            deadline=now.monotonic + self._wait_s(ask),
+            level=self._level(ask.priority, since, now),
+            passes=0 if place is None else place.ticket.passes,
+            replaces=replaces,
+            while_holding=frozenset(one.lease_id for one in ask.while_holding),
+        )
+
+    def _replaced_id(self, ask: Ask) -> str:
+        """The lease that a claim replaces; empty if none does, or it has ended already: then nothing is in the way."""
+        credential = ask.replaces
+        if credential is None:
+            return ""
+        ended = self._memories.ended(credential.lease_id)
+        if ended is not None and self._is_secret_of(ended.secret_digest, credential.secret):
+            return ""
+        entry = self._own_entry(credential, ask)
+        if entry.replaced_by and entry.replaced_by != self._by_request.get(ask.request_id):
+            raise Refused(Reason.LEASE_STATE, "Another claim waits to take the place of that lease already.")
+        return credential.lease_id
+
+    def _own_entry(self, credential: Credential, ask: Ask) -> Entry:
+        entry = self._entries.get(credential.lease_id)
+        if entry is None:
+            raise Refused(
+                Reason.LEASE_NOT_FOUND,
+                "There is no such lease as the one that the claim names.",
+                metadata={"lease_id": credential.lease_id},
+            )
+        if not self._holds_secret(entry, credential.secret) or entry.lease.holder != ask.holder:
+            raise Refused(
+                Reason.LEASE_SECRET_MISMATCH, "The lease that the claim names is not its caller's. Nothing was changed."
+            )
+        if entry.lease.suspect:
+            raise Refused(
+                Reason.LEASE_SUSPECT, "The lease that the claim names was silent for too long. Attach to it first."
+            )
+        if entry.lease.state is LeaseState.GRANTED:
+            raise Refused(Reason.LEASE_STATE, "The lease that the claim names is not active yet. Activate it first.")
+        return entry
+
+    def _decide(self, waiter: Waiter, now: Moment) -> passing.Grant | None:
         """Whether a claim fits now and may pass those who wait: the check of check-and-reserve. None: it must wait."""
-        priced = price(target, self._ceilings, self._external, self._usage)
-        if isinstance(priced, Shortage):
+        if waiter.replaces:
             return None
-        if not len(self._queue):
-            return priced, ()
-        blockers = self._queue.blockers(pools, sequence, self._policy.look_ahead)
-        if blockers is None:
-            return None
-        passed = passing.may_pass(blockers, priced, self._machine(), now.monotonic, self._policy)
-        return None if passed is None else (priced, passed)
+        machine = self._machine()
+        ahead: list[Waiter] | None = None
+        for target, charge in passing.fitting(waiter, machine):
+            if self._held(waiter.lease.claim, target) is not None:
+                continue
+            if not len(self._queue):
+                return passing.Grant(waiter, target, charge, ())
+            if not self._queue.in_view(charge.pools, waiter.key, self._policy.look_ahead):
+                continue
+            if ahead is None:
+                ahead = self._ahead_of(waiter)
+            passed = passing.may_pass(ahead, charge, machine, now.monotonic, self._policy)
+            if passed is not None:
+                return passing.Grant(waiter, target, charge, passed)
+        return None
+
+    def _enter(self, waiter: Waiter, grant: passing.Grant | None, place: Place | None, now: Moment) -> Admission:
+        """Grant or queue what was decided."""
+        if place is None:
+            self._number()
+        else:
+            self._memories.take_place(waiter.lease.request_id)
+        stream = waiter.stream = next(self._streams)
+        lease = waiter.lease = replace(waiter.lease, lease_id=self._new_id())
+        if lease.request_id:
+            self._by_request[lease.request_id] = lease.lease_id
+        if grant is not None:
+            self._count_passes(grant.passed)
+            if place is not None:
+                self._writes.append(DropTicket(lease.request_id))
+            charge = self._with_optional(grant.charge, grant.target, lease)
+            granted = self._grant(lease, charge, stream, now)
+            self._settle(now)
+            return Admission(granted.lease, stream)
+        self._queue.add(waiter)
+        self._queued[lease.lease_id] = waiter.sequence
+        if waiter.while_holding:
+            self._careful[waiter.sequence] = None
+        if (replaced := self._entries.get(waiter.replaces)) is not None:
+            replaced.replaced_by = lease.lease_id
+            self._review(replaced, now)
+        self._schedule_waiter(waiter, now)
+        if lease.request_id:
+            self._writes.append(PutTicket(_ticket_of(waiter)))
+        self._tell(EventKind.QUEUED, now, lease)
+        self._unsettled = True
+        self._settle(now)
+        entered = self._entries.get(lease.lease_id)
+        return Admission(lease if entered is None else entered.lease, stream)
+
+    def _preview_eviction(self, waiter: Waiter, now: Moment) -> Preview | None:
+        """Whom it would ask, if it were the first who waits and no earlier claim is in its way."""
+        machine = self._machine()
+        base = machine.settled_for(waiter)
+        claim = waiter.lease.claim
+        targets = placements(claim, self._ceilings, self._external, base) if claim.floating else (waiter.claim,)
+        for target in targets:
+            if self._held(claim, target) is not None or self._would_fit(waiter, target, base, self._steady_external()):
+                continue
+            plan = self._plan(self._demand_of(waiter, target, base, now), now)
+            if plan is None:
+                continue
+            after = base.copy()
+            for lease_id in plan.vacate:
+                after.remove(self._entries[lease_id].lease.charge)
+            for lease_id in plan.shrink:
+                after.add_optional(self._entries[lease_id].lease.charge, -1)
+            charge = passing.price_of(waiter, target, self._ceilings, self._external, after)
+            if not isinstance(charge, Charge) or not self._queue.in_view(
+                charge.pools, waiter.key, self._policy.look_ahead
+            ):
+                continue
+            ahead = self._ahead_of(waiter)
+            if passing.may_pass(ahead, charge, machine, now.monotonic, self._policy) is None:
+                continue
+            if not ahead or not passing.harmed(ahead, charge, machine):
+                return Preview(charge=charge, evict=plan.vacate)
+        return None
 
     def _check_static(self, ask: Ask) -> None:
         """The refusals that depend on the claim and the empty machine alone, before anything else moves (rule 2)."""
@@ -266,56 +371,34 @@ class AdmissionVerbs(BookCore):
         empty = on_cards(claim, self._ceilings, NO_EXTERNAL, NOTHING_USED)
         if empty is None:
             raise Refused(Reason.DEVICE_UNKNOWN, "The claim wants more cards than this machine has.")
-        if 0 < ask.memory_limit_bytes < claim.host_bytes:
+        limit = ask.memory_limit_bytes
+        alone = price(empty, self._ceilings, NO_EXTERNAL, NOTHING_USED)
+        host_bytes = alone.host_bytes if isinstance(alone, Charge) else claim.host_bytes
+        if 0 < limit < host_bytes:
             raise Refused(
                 Reason.CLAIM_EXCEEDS_CAPACITY,
-                f"It needs {format_gib(claim.host_bytes)} of host memory, and the holder's own limit is "
-                f"{format_gib(ask.memory_limit_bytes)}.",
-                metadata=_figures(claim.host_bytes, ask.memory_limit_bytes),
-                missing=(("holder", f"{format_gib(claim.host_bytes - ask.memory_limit_bytes)} missing"),),
+                f"It needs {format_gib(host_bytes)} of host memory, and the holder's own limit is {format_gib(limit)}.",
+                metadata=_figures(host_bytes, limit),
+                missing=(("holder", f"{format_gib(host_bytes - limit)} missing"),),
             )
-        shortage = static_shortage(empty, self._ceilings)
-        if shortage is not None:
-            raise self._exceeds(empty, shortage)
+        if static_shortage(empty, self._ceilings) is not None:
+            self._exceeds(empty)
 
-    def _exceeds(self, claim: Claim, shortage: Shortage) -> Refused:
+    def _exceeds(self, claim: Claim) -> NoReturn:
         ceilings = self._ceilings
+        shortage = static_shortage(claim, ceilings)
+        assert shortage is not None
         if shortage.cause == "LIMIT":
-            need, allowed, where = claim.total_bytes, ceilings.total_bytes, "in all under the limit that was set"
-            if ceilings.limit_bytes is None:
-                where = "in all"
-        elif shortage.pool == HOST:
-            allowed = ceilings.host_bytes
-            need, where = allowed + shortage.missing_bytes, "of host memory"
+            need, allowed = claim.total_bytes, ceilings.total_bytes
         else:
-            allowed = ceilings.pool_bytes(shortage.pool)
-            need, where = allowed + shortage.missing_bytes, "on that card"
-        return Refused(
+            allowed = ceilings.host_bytes if shortage.pool == HOST else ceilings.pool_bytes(shortage.pool)
+            need = allowed + shortage.missing_bytes
+        raise Refused(
             Reason.CLAIM_EXCEEDS_CAPACITY,
-            f"It needs {format_gib(need)}, and this machine allows {format_gib(allowed)} {where}, even with nothing "
-            "else loaded. A smaller context or quantisation would help.",
+            exceeds_text(claim, shortage, ceilings),
             metadata=_figures(need, allowed) | {"pool": shortage.pool},
             missing=((shortage.pool, f"{format_gib(shortage.missing_bytes)} missing"),),
         )
-
-    def _target(self, claim: Claim) -> Claim:
-        target = on_cards(claim, self._ceilings, self._external, self._usage)
-        assert target is not None  # _check_static refused it otherwise
-        return target
-
-    def _reasons(self, claim: Claim, sequence: int) -> tuple[WaitReason, ...]:
-        """What a claim waits for just now."""
-        priced = price(claim, self._ceilings, self._external, self._usage)
-        if isinstance(priced, Charge):
-            ahead = self._queue.position(sequence) - 1
-            return (WaitReason(WaitCode.EARLIER_CLAIM, f"Waits for {ahead} earlier claim{'s' if ahead != 1 else ''}."),)
-        where = "of host memory" if priced.pool == HOST else "on its card"
-        if priced.cause == "EXTERNAL":
-            text = f"Programs outside the ledger hold {format_gib(priced.missing_bytes)} {where} that it needs."
-            return (WaitReason(WaitCode.EXTERNAL_USE, text, (), priced.missing_bytes),)
-        holders = tuple(self._by_pool.get(priced.pool, {}))[:HOLDERS_NAMED] if priced.cause != "LIMIT" else ()
-        text = f"{format_gib(priced.missing_bytes)} {where} must be given back by other models first."
-        return (WaitReason(WaitCode.BYTES_HELD, text, holders, priced.missing_bytes),)
 
     def _wait_s(self, ask: Ask) -> float:
         longest = self._policy.max_wait_s

@@ -19,6 +19,16 @@ class LeaseView:
     deadline: float | None = None
     """On the monotonic clock."""
     vacate_deadline: float | None = None
+    overdue: bool = False
+    """It was to vacate by then."""
+    asked_by: str = ""
+    """VACATING: the claim for which it was asked; empty: it was released."""
+    shrink: tuple[int, float] | None = None
+    """(bytes, monotonic deadline): optional bytes that were asked back."""
+    level: int = 0
+    """What waiting has raised its priority to."""
+    replaces: str = ""
+    """The lease whose place it waits to take."""
     uses: int = 0
     last_use_wall: float = 0.0
     connected: bool = False
@@ -85,6 +95,10 @@ class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
                 entry.lease,
                 deadline=entry.deadline,
                 vacate_deadline=entry.vacate_deadline,
+                overdue=entry.overdue,
+                asked_by=entry.asked_by,
+                shrink=None if entry.shrink is None else (entry.shrink.optional_bytes, entry.shrink.deadline),
+                level=entry.lease.priority,
                 uses=len(entry.uses),
                 last_use_wall=entry.last_use_wall,
                 connected=entry.keep_alives > 0,
@@ -92,8 +106,13 @@ class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
             )
         waiter = self._waiter(lease_id)
         if waiter is not None:
-            position = self._queue.position(waiter.sequence)
-            return LeaseView(waiter.lease, queue_position=position, deadline=waiter.deadline)
+            return LeaseView(
+                waiter.lease,
+                queue_position=self._queue.position(waiter.key),
+                deadline=waiter.deadline,
+                level=waiter.level,
+                replaces=waiter.replaces,
+            )
         return next((_view_of(ended) for ended in reversed(self._released) if ended.lease.lease_id == lease_id), None)
 
     def lease_ids(self, *, include_released: bool = False) -> list[str]:

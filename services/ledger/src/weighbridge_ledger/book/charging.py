@@ -1,19 +1,35 @@
-"""What a claim costs on a machine, and whether it fits: rule 2, as functions over plain values."""
+"""What a claim costs on a machine, and whether it fits: rules 2 and 26, as functions over plain values."""
 
-from weighbridge_ledger.book.states import HOST, NO_EXTERNAL, Ceilings, Charge, Claim, DeviceWant, External, Shortage
+from collections.abc import Iterable
+
+from weighbridge_ledger.book.states import (
+    GPU,
+    HOST,
+    NO_EXTERNAL,
+    Ceilings,
+    Charge,
+    Claim,
+    External,
+    Shortage,
+)
+
+HOLDER = "holder"
+"""Where a claim is short of its own holder's limit instead of a pool."""
 
 
 class Usage:
     """Running sums of charges, so that no admission adds up all leases. O(cards of one charge) per change."""
 
-    __slots__ = ("devices", "holders", "host_bytes", "spilled_from", "total_bytes")
+    __slots__ = ("alone", "devices", "holders", "host_bytes", "spilled_from", "total_bytes")
 
     def __init__(self) -> None:
         self.host_bytes = 0
         self.total_bytes = 0
         self.devices: dict[str, int] = {}
         self.holders: dict[str, int] = {}
-        """Leases charged on each card."""
+        """Leases on each device (rule 26: not only those with bytes there, also those on the GPU of shared memory)."""
+        self.alone: dict[str, int] = {}
+        """Leases that nobody may join, on each device."""
         self.spilled_from: dict[str, int] = {}
         """Leases that wanted more of each card than they were charged there."""
 
@@ -24,7 +40,9 @@ class Usage:
         for device, size in charge.devices:
             self.total_bytes += sign * size
             self.devices[device] = self.devices.get(device, 0) + sign * size
-            self.holders[device] = self.holders.get(device, 0) + sign
+            self._count(device, charge.exclusive, sign)
+        if charge.on_gpu:
+            self._count(GPU, charge.exclusive, sign)
         for device, _ in charge.spilled:
             self.spilled_from[device] = self.spilled_from.get(device, 0) + sign
 
@@ -32,93 +50,181 @@ class Usage:
         """Count one charge out."""
         self.add(charge, -1)
 
+    def add_optional(self, charge: Charge, sign: int = 1) -> None:
+        """Count the optional bytes of a charge in or out; whoever is charged stays where it is."""
+        self.host_bytes += sign * charge.optional_host_bytes
+        self.total_bytes += sign * charge.optional_bytes
+        for device, size in charge.optional_devices:
+            self.devices[device] = self.devices.get(device, 0) + sign * size
+
     def on(self, pool: str) -> int:
         """Bytes charged in one pool."""
         return self.host_bytes if pool == HOST else self.devices.get(pool, 0)
 
-    def after(self, back: "Usage", joining: Charge) -> "Usage":
-        """A copy in which `back` has been returned and `joining` charged."""
+    def copy(self) -> "Usage":
+        """The same sums, to be changed."""
+        return self.less(NOTHING_USED)
+
+    def less(self, back: "Usage") -> "Usage":
+        """A copy in which `back` has been returned."""
         copy = Usage()
         copy.host_bytes = self.host_bytes - back.host_bytes
         copy.total_bytes = self.total_bytes - back.total_bytes
-        copy.devices = {device: size - back.devices.get(device, 0) for device, size in self.devices.items()}
-        copy.holders = {device: count - back.holders.get(device, 0) for device, count in self.holders.items()}
-        copy.spilled_from = {d: count - back.spilled_from.get(d, 0) for d, count in self.spilled_from.items()}
+        copy.devices = _less(self.devices, back.devices)
+        copy.holders = _less(self.holders, back.holders)
+        copy.alone = _less(self.alone, back.alone)
+        copy.spilled_from = _less(self.spilled_from, back.spilled_from)
+        return copy
+
+    def after(self, back: "Usage", joining: Charge) -> "Usage":
+        """A copy in which `back` has been returned and `joining` charged."""
+        copy = self.less(back)
         copy.add(joining)
         return copy
+
+    def _count(self, device: str, exclusive: bool, sign: int) -> None:
+        self.holders[device] = self.holders.get(device, 0) + sign
+        if exclusive:
+            self.alone[device] = self.alone.get(device, 0) + sign
+
+
+def _less(sums: dict[str, int], back: dict[str, int]) -> dict[str, int]:
+    return {key: value - back.get(key, 0) for key, value in sums.items()} if back else dict(sums)
 
 
 NOTHING_USED = Usage()
 """The empty machine. Never written to."""
 
 
-def price(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Charge | Shortage:
-    """What `claim` is charged beside `usage`, or the first thing that is missing (rule 2).
+def price(
+    claim: Claim,
+    ceilings: Ceilings,
+    external: External,
+    usage: Usage,
+    *,
+    exclusive: bool = False,
+    host_limit_bytes: int = 0,
+) -> Charge | Shortage:
+    """What `claim` is charged beside `usage`, or the first thing that is missing (rules 2, 26).
 
     One total instead of pools let a 2-byte card take 6 (simulation), and on 64+32 GiB let two CPU-only claims of 30
     pass over a RAM share of 38.4 (arithmetic): so each pool has its own sum, and the total comes last.
+
+    Args:
+        claim: with every card named.
+        ceilings: what the machine allows.
+        external: what programs outside hold.
+        usage: what leases are charged.
+        exclusive: nobody else may be on its devices.
+        host_limit_bytes: the holder's own limit, also over what spills to the host; 0: none.
     """
+    on_gpu = not claim.devices and ceilings.has_shared_gpu and not claim.cpu_only
+    if ceilings.exclusive_heeded:
+        company = usage.holders if exclusive else usage.alone
+        for device in devices_of(claim, ceilings):
+            if company.get(device, 0) > 0:
+                return Shortage(device, 0, "EXCLUSIVE")
     devices: list[tuple[str, int]] = []
     spilled: list[tuple[str, int]] = []
     for want in claim.devices:
-        placed = _place(want.device_id, want.required_bytes, ceilings, external, usage, spills_already=False)
+        placed = place(want.device_id, want.required_bytes, ceilings, external, usage, spills_already=False)
         if isinstance(placed, Shortage):
             return placed
         on_card, to_host = placed
         devices.append((want.device_id, on_card))
         if to_host:
             spilled.append((want.device_id, to_host))
-    charge = Charge(claim.host_bytes + sum(size for _, size in spilled), tuple(devices), tuple(spilled))
-    return _beneath(charge, charge.host_bytes, charge.total_bytes, ceilings, external, usage)
+    charge = Charge(
+        claim.host_bytes + sum(size for _, size in spilled),
+        tuple(devices),
+        tuple(spilled),
+        on_gpu=on_gpu,
+        exclusive=exclusive and ceilings.exclusive_heeded and (on_gpu or bool(devices)),
+    )
+    if 0 < host_limit_bytes < charge.host_bytes:
+        return Shortage(HOLDER, charge.host_bytes - host_limit_bytes, "HOLDER")
+    return beneath(charge, charge.host_bytes, charge.total_bytes, ceilings, external, usage)
 
 
-def static_shortage(claim: Claim, ceilings: Ceilings) -> Shortage | None:
+def static_shortage(claim: Claim, ceilings: Ceilings, host_limit_bytes: int = 0) -> Shortage | None:
     """What `claim` would miss on the empty machine with nothing outside: such a claim is refused at once (rule 2)."""
-    priced = price(claim, ceilings, NO_EXTERNAL, NOTHING_USED)
+    priced = price(claim, ceilings, NO_EXTERNAL, NOTHING_USED, host_limit_bytes=host_limit_bytes)
     return priced if isinstance(priced, Shortage) else None
 
 
-def resize(charge: Charge, wanted: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Charge | Shortage:
-    """`charge` changed to `wanted`; `usage` still contains `charge`.
+def devices_of(claim: Claim, ceilings: Ceilings) -> tuple[str, ...]:
+    """The devices a claim would be on: its cards, or the GPU of a unified machine."""
+    if claim.devices:
+        return tuple(want.device_id for want in claim.devices)
+    return (GPU,) if ceilings.has_shared_gpu and not claim.cpu_only else ()
 
-    Shrinking gives back spilled bytes first and always fits. What grows follows rule 2 for the added bytes alone,
-    because bytes that were placed at the grant stay where they are.
+
+def with_optional(
+    charge: Charge,
+    claim: Claim,
+    ceilings: Ceilings,
+    external: External,
+    usage: Usage,
+    awaited: Usage,
+    step_bytes: int,
+    host_limit_bytes: int = 0,
+) -> Charge:
+    """`charge` with what can be had of the claim's optional bytes on top (rule 4).
+
+    Only what is left after the required bytes of all who wait, in steps; nothing of it spills.
+
+    Args:
+        charge: the required bytes, placed; not in `usage`.
+        claim: with every card named.
+        ceilings: what the machine allows.
+        external: what programs outside hold.
+        usage: what other leases are charged.
+        awaited: the required bytes of all who wait.
+        step_bytes: the size of a step; all that is asked for is granted whole where it fits.
+        host_limit_bytes: the holder's own limit; 0: none.
     """
-    had = dict(charge.devices)
-    had_spilled = dict(charge.spilled)
-    devices: list[tuple[str, int]] = []
-    spilled: list[tuple[str, int]] = []
-    asked: dict[str, int] = {}
-    for want in wanted.devices:
-        asked[want.device_id] = asked.get(want.device_id, 0) + want.required_bytes
-    for device in sorted(had.keys() | asked.keys()):
-        on_card, on_host = had.get(device, 0), had_spilled.get(device, 0)
-        target = asked.get(device, 0)
-        more = target - on_card - on_host
-        if more <= 0:
-            on_card = min(on_card, target)
-            on_host = target - on_card
-        else:
-            others = Usage()
-            others.devices = usage.devices
-            others.holders = {device: usage.holders.get(device, 0) - (1 if device in had else 0)}
-            others.spilled_from = {device: usage.spilled_from.get(device, 0) - (1 if on_host else 0)}
-            placed = _place(device, more, ceilings, external, others, spills_already=on_host > 0)
-            if isinstance(placed, Shortage):
-                return placed
-            on_card, on_host = on_card + placed[0], on_host + placed[1]
-        if target > 0:
-            devices.append((device, on_card))
-        if on_host:
-            spilled.append((device, on_host))
-    changed = Charge(wanted.host_bytes + sum(size for _, size in spilled), tuple(devices), tuple(spilled))
-    return _beneath(
-        changed,
-        changed.host_bytes - charge.host_bytes,
-        changed.total_bytes - charge.total_bytes,
-        ceilings,
-        external,
-        usage,
+    if not claim.optional_bytes:
+        return charge
+    left = ceilings.total_bytes - usage.total_bytes - charge.total_bytes - awaited.total_bytes
+    extra: dict[str, int] = {}
+    spilled = {device for device, _ in charge.spilled}
+    for want in claim.devices:
+        if want.optional_bytes and want.device_id not in spilled:
+            room = room_on(want.device_id, ceilings, external, usage) - charge.on(want.device_id)
+            room = min(room - awaited.on(want.device_id), left)
+            extra[want.device_id] = _stepped(want.optional_bytes, room, step_bytes)
+            left -= extra[want.device_id]
+    room = ceilings.pool_bytes(HOST) - external.host_bytes - usage.host_bytes - charge.host_bytes - awaited.host_bytes
+    if host_limit_bytes:
+        room = min(room, host_limit_bytes - charge.host_bytes)
+    host = _stepped(claim.optional_host_bytes, min(room, left), step_bytes)
+    return add_optional(charge, host, extra)
+
+
+def add_optional(charge: Charge, host_bytes: int, devices: dict[str, int]) -> Charge:
+    """`charge` with optional bytes on top of it; those it had are kept."""
+    had = dict(charge.optional_devices)
+    amounts = {device: had.get(device, 0) + devices.get(device, 0) for device, _ in charge.devices}
+    return Charge(
+        charge.host_bytes + host_bytes,
+        tuple((device, size + devices.get(device, 0)) for device, size in charge.devices),
+        charge.spilled,
+        charge.optional_host_bytes + host_bytes,
+        tuple((device, size) for device, size in amounts.items() if size),
+        charge.on_gpu,
+        charge.exclusive,
+    )
+
+
+def required_of(charge: Charge) -> Charge:
+    """`charge` without its optional bytes."""
+    optional = dict(charge.optional_devices)
+    return Charge(
+        charge.host_bytes - charge.optional_host_bytes,
+        tuple((device, size - optional.get(device, 0)) for device, size in charge.devices),
+        charge.spilled,
+        on_gpu=charge.on_gpu,
+        exclusive=charge.exclusive,
     )
 
 
@@ -133,51 +239,37 @@ def pools_wanted(claim: Claim, ceilings: Ceilings) -> frozenset[str]:
     return frozenset(pools)
 
 
-def best_card(
-    claim_bytes: int, ceilings: Ceilings, external: External, usage: Usage, taken: frozenset[str]
-) -> str | None:
-    """The card on which `claim_bytes` misses least just now; among those that fit, the one with the least room left.
-
-    None when there is no card that is not already taken by the same claim.
-    """
-
-    def missing_then_room(device: str) -> tuple[int, int, str]:
-        room = ceilings.pool_bytes(device) - external.on(device) - usage.on(device)
-        return (max(0, claim_bytes - room), room, device)
-
-    return min((device for device in ceilings.devices if device not in taken), key=missing_then_room, default=None)
-
-
-def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
-    """`claim` with every unnamed card decided and several wishes for one card added up; None without enough cards."""
-    if not claim.devices:
-        return claim
-    wants: dict[str, DeviceWant] = {}
-    for want in claim.devices:
-        device: str | None = want.device_id
-        if not device:
-            named = frozenset(other.device_id for other in claim.devices) | frozenset(wants)
-            device = best_card(want.required_bytes, ceilings, external, usage, named)
-            if device is None:
-                return None
-        before = wants.get(device, DeviceWant(device, 0))
-        wants[device] = DeviceWant(
-            device, before.required_bytes + want.required_bytes, before.optional_bytes + want.optional_bytes
-        )
-    kept = tuple(wants[device] for device in sorted(wants) if wants[device].required_bytes > 0)
-    return Claim(claim.host_bytes, kept, claim.optional_host_bytes, claim.source)
+def short_pools(
+    claim: Claim, ceilings: Ceilings, external: External, usage: Usage, *, exclusive: bool
+) -> frozenset[str]:
+    """The pools in which somebody must go for `claim` to fit, and perhaps one too many; all of them under a limit over
+    everything that is reached."""
+    if usage.total_bytes + claim.total_bytes > ceilings.total_bytes:
+        return frozenset((HOST, *ceilings.devices, *usage.devices))
+    wanted = pools_wanted(claim, ceilings)
+    short = {
+        want.device_id
+        for want in claim.devices
+        if want.required_bytes > room_on(want.device_id, ceilings, external, usage)
+        or usage.alone.get(want.device_id, 0)
+        or usage.spilled_from.get(want.device_id, 0)
+        or (exclusive and usage.holders.get(want.device_id, 0))
+    }
+    if HOST in wanted and (claim.devices or not short):
+        may_spill = any(want.required_bytes > 0 for want in claim.devices) and (ceilings.spill_allowed or not short)
+        if may_spill or claim.host_bytes > ceilings.pool_bytes(HOST) - external.host_bytes - usage.host_bytes:
+            short.add(HOST)
+    return frozenset(short) or wanted
 
 
-def _place(
+def place(
     device: str, size: int, ceilings: Ceilings, external: External, usage: Usage, *, spills_already: bool
 ) -> tuple[int, int] | Shortage:
     """(bytes on the card, bytes to the host) for `size` more bytes on one card."""
     alone = usage.holders.get(device, 0) == 0
     if not ceilings.spill_allowed and usage.spilled_from.get(device, 0) > 0:
         return Shortage(device, size, "SPILLED_DEVICE")
-    own = ceilings.devices.get(device, 0)
-    room = min(own - external.on(device), own if ceilings.limit_bytes is None else ceilings.limit_bytes)
-    room -= usage.devices.get(device, 0)
+    room = room_on(device, ceilings, external, usage)
     if size <= room:
         return size, 0
     if (ceilings.spill_allowed or alone) and (room > 0 or spills_already):
@@ -187,7 +279,14 @@ def _place(
     return Shortage(device, size - max(0, room), "EXTERNAL" if size <= without_external else "COMMITTED")
 
 
-def _beneath(
+def room_on(device: str, ceilings: Ceilings, external: External, usage: Usage) -> int:
+    """f of rule 2: min(C_d − E_d, L) − Σ charged on d."""
+    own = ceilings.devices.get(device, 0)
+    room = min(own - external.on(device), own if ceilings.limit_bytes is None else ceilings.limit_bytes)
+    return room - usage.devices.get(device, 0)
+
+
+def beneath(
     charge: Charge, more_on_host: int, more_in_all: int, ceilings: Ceilings, external: External, usage: Usage
 ) -> Charge | Shortage:
     """`charge` if the bytes it adds stay beneath the host share and the person's limit. What adds nothing, passes:
@@ -200,3 +299,16 @@ def _beneath(
     if more_in_all > 0 and over_all > 0:
         return Shortage(HOST, over_all, "LIMIT")
     return charge
+
+
+def _stepped(wanted: int, room: int, step_bytes: int) -> int:
+    """All that is wanted if there is room for it, else as many whole steps as there is room for."""
+    return wanted if wanted <= room else max(0, room) // step_bytes * step_bytes
+
+
+def sum_of(charges: Iterable[Charge]) -> Usage:
+    """The sums of several charges."""
+    usage = Usage()
+    for charge in charges:
+        usage.add(charge)
+    return usage

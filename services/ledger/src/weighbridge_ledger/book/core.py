@@ -1,39 +1,33 @@
-"""The state of the book and its primitive transitions. The verbs in `admission`, `holding` and `upkeep` are built of
-these; nothing else changes a charge."""
+"""The state of the book and its primitive transitions. Layers above add who is asked to vacate (`reclaiming`), who is
+granted (`settling`), what time does (`timing`), and the verbs; nothing else changes a charge."""
 
 import hashlib
 import hmac
-from collections import OrderedDict, deque
-from collections.abc import Callable
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappush
 from itertools import count
+from types import MappingProxyType
 
-from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import Usage
-from weighbridge_ledger.book.entries import Entry, Place, Released, Remembered
+from weighbridge_ledger.book.charging import Usage, devices_of
+from weighbridge_ledger.book.entries import Entry, Released, Shrink
 from weighbridge_ledger.book.events import Event, EventKind, ReleaseCause
+from weighbridge_ledger.book.memories import Memories
 from weighbridge_ledger.book.passing import Machine
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.queue import Waiter, WaitQueue
-from weighbridge_ledger.book.records import (
-    DropEnded,
-    DropLease,
-    DropTicket,
-    Ended,
-    PutCounter,
-    PutEnded,
-    PutLease,
-    PutTicket,
-    Ticket,
-    Write,
-)
+from weighbridge_ledger.book.records import DropLease, PutCounter, PutLease, Ticket, Write
+from weighbridge_ledger.book.residents import Resident, Residents
 from weighbridge_ledger.book.states import (
     HOST,
     NO_EXTERNAL,
     Ceilings,
     Charge,
+    Claim,
     External,
+    Hold,
     Home,
     Lease,
     LeaseState,
@@ -93,26 +87,36 @@ class BookCore:
         self._spread = spread
         self._measured = NO_EXTERNAL
         self._external = NO_EXTERNAL
+        self._steady = NO_EXTERNAL
+        """What was held from outside for several samples: nobody is asked to vacate for more (rule 3)."""
+        self._samples: deque[External] = deque(maxlen=policy.steady_samples)
+        self._holds: Mapping[str, Hold] = MappingProxyType({})
         self._entries: dict[str, Entry] = {}
         self._queue = WaitQueue()
         self._queued: dict[str, int] = {}
         self._by_request: dict[str, str] = {}
         self._by_pool: dict[str, dict[str, None]] = {}
-        self._places: OrderedDict[str, Place] = OrderedDict()
-        self._ended: OrderedDict[str, Remembered] = OrderedDict()
-        self._ended_requests: dict[str, str] = {}
+        self._writes: list[Write] = []
+        self._events: list[Event] = []
+        self._memories = Memories(policy, self._writes)
         self._released: deque[Released] = deque(maxlen=policy.released_kept)
         self._overruns: dict[str, dict[str, int]] = {}
         """Bytes seen in use above a grant, by lease and pool: not granted, but nobody else is granted them either."""
         self._usage = Usage()
         self._pending = Usage()
+        self._stuck = Usage()
+        """The part of usage that nobody can be asked for: pinned, suspect, overdue."""
+        self._residents = Residents()
+        self._shrinkable: dict[str, None] = {}
+        """Leases with optional bytes that were not asked back."""
+        self._loading: dict[str, None] = {}
+        self._careful: dict[int, None] = {}
+        """Sequences of waiters that keep a lease busy (rule 25)."""
         self._counter = 0
         self._counter_reserved = 0
         self._streams = count(1)
         self._timers: list[tuple[float, int, str]] = []
         self._timer_numbers = count()
-        self._writes: list[Write] = []
-        self._events: list[Event] = []
         self._looked_at = now.monotonic
         self._unsettled = False
 
@@ -125,46 +129,77 @@ class BookCore:
             self._counter_reserved = self._counter + NUMBERS_AHEAD
             self._writes.append(PutCounter(self._counter_reserved))
         drained = Drained(tuple(self._writes), tuple(self._events))
-        self._writes, self._events = [], []
+        self._writes.clear()
+        self._events.clear()
         return drained
 
     def _tell(
-        self, kind: EventKind, now: Moment, lease: Lease | None = None, cause: ReleaseCause | None = None
+        self,
+        kind: EventKind,
+        now: Moment,
+        lease: Lease | None = None,
+        cause: ReleaseCause | None = None,
+        asked: tuple[str, ...] = (),
     ) -> None:
-        self._events.append(Event(kind, now.wall, lease, cause))
+        self._events.append(Event(kind, now.wall, lease, cause, asked=asked))
 
     def _number(self) -> int:
         """The next number of the store-wide counter that gives fences and sequences."""
         self._counter += 1
         return self._counter
 
+    def _write(self, entry: Entry) -> None:
+        self._writes.append(PutLease(entry.lease))
+
     # -- charges ---------------------------------------------------------------------------------------------------
 
     def _machine(self) -> Machine:
-        return Machine(self._ceilings, self._external, self._usage, self._pending)
+        return Machine(self._ceilings, self._external, self._usage, self._pending, self._replaced)
+
+    def _replaced(self, waiter: Waiter) -> Charge | None:
+        entry = self._entries.get(waiter.replaces) if waiter.replaces else None
+        # Asked already, its bytes are pending, or overdue and no longer hoped for.
+        return None if entry is None or entry.vacate_deadline is not None else entry.lease.charge
 
     def _charge(self, entry: Entry) -> None:
         """Start charging an entry's grant."""
         self._usage.add(entry.lease.charge)
-        for pool in entry.lease.charge.pools:
+        for pool in entry.lease.charge.pools.union(entry.lease.charge.occupies):
             self._by_pool.setdefault(pool, {})[entry.lease.lease_id] = None
 
-    def _recharge(self, entry: Entry, charge: Charge) -> None:
+    def _recharge(self, entry: Entry, charge: Charge, now: Moment) -> None:
         """Replace an entry's charge by another one."""
+        vacating = entry.vacate_deadline is not None and not entry.overdue
         self._uncharge(entry)
         entry.lease = replace(entry.lease, charge=charge)
         self._charge(entry)
-        if entry.vacate_deadline is not None and not entry.overdue:
+        if vacating:
             self._pending.add(charge)
+        entry.shrink_asked = False
+        self._review(entry, now)
 
     def _uncharge(self, entry: Entry) -> None:
         charge = entry.lease.charge
+        self._forget_shrink(entry)
+        self._set_stuck(entry, False)
         self._usage.remove(charge)
-        for pool in charge.pools:
+        for pool in charge.pools.union(charge.occupies):
             self._by_pool[pool].pop(entry.lease.lease_id, None)
         if entry.vacate_deadline is not None and not entry.overdue:
             self._pending.remove(charge)
         self._unsettled = True
+
+    def _set_stuck(self, entry: Entry, stuck: bool) -> None:
+        if stuck is not entry.stuck:
+            self._stuck.add(entry.lease.charge, 1 if stuck else -1)
+            entry.stuck = stuck
+
+    def _forget_shrink(self, entry: Entry) -> None:
+        """What was asked back of an entry is no longer hoped for."""
+        if entry.shrink is not None:
+            self._pending.add_optional(entry.lease.charge, -1)
+            entry.shrink = None
+            self._unsettled = True
 
     def _set_overrun(self, entry: Entry, overrun: dict[str, int]) -> None:
         """Bytes above the grant that could not be granted count as held from outside, until they are gone."""
@@ -178,16 +213,19 @@ class BookCore:
         self._refresh_external()
 
     def _refresh_external(self) -> None:
-        host = self._measured.host_bytes
-        devices = dict(self._measured.devices)
+        self._external = self._with_overruns(self._measured)
+        self._unsettled = True
+
+    def _with_overruns(self, measured: External) -> External:
+        host = measured.host_bytes
+        devices = dict(measured.devices)
         for overrun in self._overruns.values():
             for pool, size in overrun.items():
                 if pool == HOST:
                     host += size
                 else:
                     devices[pool] = devices.get(pool, 0) + size
-        self._external = External(host, devices)
-        self._unsettled = True
+        return External(host, devices)
 
     def _external_beside(self, entry: Entry) -> External:
         """What is held from outside, from the point of view of one lease: its own excess is its own."""
@@ -196,6 +234,77 @@ class BookCore:
             return self._external
         devices = {device: size - own.get(device, 0) for device, size in self._external.devices.items()}
         return External(self._external.host_bytes - own.get(HOST, 0), devices)
+
+    # -- who may be asked, who loads -------------------------------------------------------------------------------
+
+    def _review(self, entry: Entry, now: Moment) -> None:
+        """Whether an entry may be asked to vacate or to shrink, after anything that may have changed that (rule 19)."""
+        lease = entry.lease
+        listens = lease.state is LeaseState.ACTIVE and not lease.suspect
+        pinned = lease.pinned and not entry.replaced_by and lease.state is not LeaseState.VACATING
+        self._set_stuck(entry, pinned or lease.suspect or entry.overdue)
+        if listens and lease.charge.optional_bytes and not entry.shrink_asked:
+            self._shrinkable[lease.lease_id] = None
+        else:
+            self._shrinkable.pop(lease.lease_id, None)
+        if not listens or pinned:
+            self._residents.drop(lease.lease_id)
+        else:
+            ripe_at = self._ripe_at(entry)
+            self._residents.put(
+                Resident(
+                    lease.lease_id,
+                    lease.charge,
+                    lease.priority,
+                    math.inf if ripe_at is None else entry.idle_since,
+                    entry.resident_until,
+                    ripe_at is not None and ripe_at <= now.monotonic,
+                )
+            )
+        self._unsettled = True
+        self._schedule(entry)
+
+    def _ripe_at(self, entry: Entry) -> float | None:
+        """From when on it may be asked for anyone; None while it is in use, loading, or not heard of."""
+        if entry.uses or entry.loading_since is not None or not entry.heard:
+            return None
+        return max(entry.idle_since + self._policy.idle_s, entry.resident_until)
+
+    def _loaded(self, entry: Entry, now: Moment) -> None:
+        """Its engine has finished loading: its minimum residency begins, and the next load may start (rule 22)."""
+        if entry.loading_since is None:
+            return
+        load_s = max(0.0, now.monotonic - entry.loading_since)
+        entry.loading_since = None
+        self._loading.pop(entry.lease.lease_id, None)
+        entry.lease = replace(entry.lease, loaded_wall=now.wall, load_s=load_s)
+        entry.idle_since = now.monotonic
+        entry.resident_until = now.monotonic + self._residency_s(load_s)
+        self._write(entry)
+        self._tell(EventKind.LOADED, now, entry.lease)
+        self._review(entry, now)
+
+    def _residency_s(self, load_s: float) -> float:
+        return min(max(2 * load_s, self._policy.min_residency_s), self._policy.max_residency_s)
+
+    def _begin_loading(self, entry: Entry, since: float) -> None:
+        entry.loading_since = since
+        if not entry.lease.claim.cpu_only:
+            self._loading[entry.lease.lease_id] = None
+
+    def _held(self, claim: Claim, target: Claim) -> Hold | None:
+        """Why nothing may be loaded on the cards of a target just now."""
+        devices = devices_of(target, self._ceilings)
+        if self._holds and devices:
+            for device in ("", *devices):
+                if device in self._holds:
+                    return self._holds[device]
+        if self._ceilings.one_start_at_a_time and self._loading and not claim.cpu_only:
+            loading = self._entries[next(reversed(self._loading))].lease
+            name = loading.purpose.model_name or loading.holder_name or "Another model"
+            text = f"{name} is being loaded, and this machine loads one model at a time."
+            return Hold("LOADS_ONE_AT_A_TIME", text, lasts=False)
+        return None
 
     # -- transitions -----------------------------------------------------------------------------------------------
 
@@ -211,12 +320,13 @@ class BookCore:
             granted_wall=now.wall,
         )
         deadline = now.monotonic + self._policy.activate_by_s
-        entry = Entry(lease, deadline, secret=secret, stream=stream, last_use_wall=now.wall)
+        entry = Entry(lease, deadline, secret=secret, stream=stream, last_use_wall=now.wall, idle_since=now.monotonic)
         self._entries[lease.lease_id] = entry
         self._charge(entry)
+        self._begin_loading(entry, now.monotonic)
         self._write(entry)
         self._tell(EventKind.GRANTED, now, entry.lease)
-        self._schedule(entry)
+        self._review(entry, now)
         return entry
 
     def _renew_secret(self, entry: Entry) -> None:
@@ -230,31 +340,50 @@ class BookCore:
             entry.lease, secret_digest=digest_of(entry.secret), previous_digest=entry.lease.secret_digest
         )
 
-    def _holds(self, entry: Entry, secret: str) -> bool:
+    @staticmethod
+    def _is_secret_of(digest: bytes, secret: str) -> bool:
+        return hmac.compare_digest(digest_of(secret), digest)
+
+    def _holds_secret(self, entry: Entry, secret: str) -> bool:
         return hmac.compare_digest(digest_of(secret), entry.lease.secret_digest)
 
-    def _vacate(self, entry: Entry, now: Moment) -> None:
+    def _vacate(self, entry: Entry, now: Moment, asked_by: str = "") -> None:
         """ACTIVE → VACATING, one way (rule 21): charged as before, and counted as coming back until its deadline."""
+        self._forget_shrink(entry)
         entry.lease = replace(entry.lease, state=LeaseState.VACATING)
         entry.vacate_deadline = now.monotonic + self._policy.vacate_s
+        entry.asked_by = asked_by
         self._pending.add(entry.lease.charge)
-        self._unsettled = True
         self._write(entry)
         self._tell(EventKind.VACATING, now, entry.lease)
-        self._schedule(entry)
+        self._review(entry, now)
+
+    def _ask_to_shrink(self, entry: Entry, now: Moment) -> None:
+        """The optional bytes of a lease are asked back: counted as coming back for a while, and not insisted on."""
+        entry.shrink = Shrink(entry.lease.charge.optional_bytes, now.monotonic + self._policy.shrink_s)
+        entry.shrink_asked = True
+        self._pending.add_optional(entry.lease.charge)
+        self._tell(EventKind.SHRINK_ASKED, now, entry.lease)
+        self._review(entry, now)
 
     def _free(self, entry: Entry, cause: ReleaseCause, now: Moment) -> Lease:
         """GRANTED, ACTIVE, VACATING → RELEASED: the bytes are free."""
         lease = entry.lease
         self._uncharge(entry)
         del self._entries[lease.lease_id]
+        self._residents.drop(lease.lease_id)
+        self._shrinkable.pop(lease.lease_id, None)
+        self._loading.pop(lease.lease_id, None)
         self._set_overrun(entry, {})
         self._writes.append(DropLease(lease.lease_id))
         if lease.state is LeaseState.GRANTED:
             # It had its turn: it keeps its place for a retry, and waits anew.
-            self._keep_place(Ticket(lease.request_id, lease.claim, lease.sequence, now.wall, 0), now.monotonic, now)
+            ticket = Ticket(lease.request_id, lease.claim, lease.sequence, now.wall, 0)
+            self._memories.keep_place(ticket, now.monotonic, now)
         else:
-            self._remember_ended(lease, now)
+            self._memories.remember_ended(lease, now)
+        if (waiter := self._waiter(entry.replaced_by)) is not None:
+            waiter.replaces = ""
         return self._end(lease, cause, now)
 
     def _end(self, lease: Lease, cause: ReleaseCause, now: Moment) -> Lease:
@@ -265,86 +394,27 @@ class BookCore:
         self._tell(EventKind.RELEASED, now, ended, cause)
         return ended
 
-    def _unqueue(self, waiter: Waiter, cause: ReleaseCause, now: Moment) -> Lease:
-        """QUEUED → RELEASED: nothing was charged; the place is kept for a retry (rule 14)."""
+    def _leave_queue(self, waiter: Waiter, now: Moment) -> None:
+        """It waits no longer, for whatever reason."""
         self._queue.remove(waiter.sequence)
         del self._queued[waiter.lease.lease_id]
+        self._careful.pop(waiter.sequence, None)
         self._unsettled = True
-        self._keep_place(self._place_of(waiter), waiter.since, now)
+        if (replaced := self._entries.get(waiter.replaces)) is not None:
+            replaced.replaced_by = ""
+            self._review(replaced, now)
+
+    def _unqueue(self, waiter: Waiter, cause: ReleaseCause, now: Moment) -> Lease:
+        """QUEUED → RELEASED: nothing was charged; the place is kept for a retry (rule 14)."""
+        self._leave_queue(waiter, now)
+        self._memories.keep_place(_ticket_of(waiter), waiter.since, now)
         return self._end(waiter.lease, cause, now)
 
     def _waiter(self, lease_id: str) -> Waiter | None:
         sequence = self._queued.get(lease_id)
         return None if sequence is None else self._queue.get(sequence)
 
-    def _write(self, entry: Entry) -> None:
-        self._writes.append(PutLease(entry.lease))
-
-    # -- what outlives a lease -------------------------------------------------------------------------------------
-
-    def _keep_place(self, ticket: Ticket, since: float, now: Moment) -> None:
-        if not ticket.request_id:
-            return
-        self._places[ticket.request_id] = Place(ticket, since, now.monotonic + self._policy.ticket_s)
-        self._places.move_to_end(ticket.request_id)
-        self._writes.append(PutTicket(ticket))
-        if len(self._places) > self._policy.tickets_kept:
-            self._give_place_up(next(iter(self._places)))
-
-    def _give_place_up(self, request_id: str) -> None:
-        del self._places[request_id]
-        self._writes.append(DropTicket(request_id))
-
-    def _remember_ended(self, lease: Lease, now: Moment) -> None:
-        ended = Ended(lease.lease_id, lease.request_id, lease.secret_digest, now.wall)
-        self._remember(ended, now)
-        self._writes.append(PutEnded(ended))
-        if len(self._ended) > self._policy.ended_kept:
-            self._forget_ended(next(iter(self._ended)))
-
-    def _remember(self, ended: Ended, now: Moment) -> None:
-        self._ended[ended.lease_id] = Remembered(ended, now.monotonic + self._policy.ended_s)
-        if ended.request_id:
-            self._ended_requests[ended.request_id] = ended.lease_id
-
-    def _forget_ended(self, lease_id: str) -> None:
-        ended = self._ended.pop(lease_id).ended
-        if self._ended_requests.get(ended.request_id) == lease_id:
-            del self._ended_requests[ended.request_id]
-        self._writes.append(DropEnded(lease_id))
-
-    # -- granting those who wait -----------------------------------------------------------------------------------
-
-    def _settle(self, now: Moment) -> None:
-        """Grant whoever can be granted, after anything that may have made room."""
-        while self._unsettled:
-            if not len(self._queue):
-                self._unsettled = False
-                return
-            head = self._queue.head(self._policy.look_ahead)
-            grant = passing.next_grant(head, self._machine(), now.monotonic, self._policy)
-            if grant is None:
-                self._unsettled = False
-                return
-            self._count_passes(grant.passed)
-            waiter = self._queue.remove(grant.waiter.sequence)
-            del self._queued[waiter.lease.lease_id]
-            if waiter.lease.request_id:
-                self._writes.append(DropTicket(waiter.lease.request_id))
-            self._grant(waiter.lease, grant.charge, waiter.stream, now)
-
-    def _count_passes(self, passed: tuple[Waiter, ...]) -> None:
-        for waiter in passed:
-            waiter.passes += 1
-            if waiter.lease.request_id:
-                self._writes.append(PutTicket(self._place_of(waiter)))
-
-    def _place_of(self, waiter: Waiter) -> Ticket:
-        """The place of a waiter as a restart would find it; a restart gives it its minute from then on."""
-        lease = waiter.lease
-        return Ticket(lease.request_id, lease.claim, lease.sequence, waiter.first_wall, waiter.passes)
-
-    # -- time ------------------------------------------------------------------------------------------------------
+    # -- timers ----------------------------------------------------------------------------------------------------
 
     def _schedule(self, entry: Entry) -> None:
         """Look at `entry` when it is next due. A deadline that moved away needs nothing: the old look finds out."""
@@ -368,80 +438,26 @@ class BookCore:
         return None if waiter is None else waiter.timer
 
     def _due(self, entry: Entry) -> float | None:
-        overdue = entry.vacate_deadline if entry.vacate_deadline is not None and not entry.overdue else None
-        if not entry.lease.suspect:
-            silent: float | None = entry.deadline
-        else:
-            silent = entry.deadline + self._policy.grace_s if entry.lease.foreign else None
-        return min((due for due in (overdue, silent) if due is not None), default=None)
-
-    def _advance(self, now: Moment) -> None:
-        """Let time act, before anything else does. At the deadline itself the term is over (rule 10)."""
-        gap = now.monotonic - self._looked_at
-        self._looked_at = max(self._looked_at, now.monotonic)
-        if gap > self._policy.standstill_s:
-            self._extend_after(gap, now)
-        while self._timers and self._timers[0][0] <= now.monotonic:
-            when, _, lease_id = heappop(self._timers)
-            if self._timer_of(lease_id) != when:
-                continue
-            if (entry := self._entries.get(lease_id)) is not None:
-                entry.timer = None
-                self._act_on_time(entry, now)
-            elif (waiter := self._waiter(lease_id)) is not None:
-                waiter.timer = None
-                self._act_on_waiter(waiter, now)
-        while self._places and (oldest := next(iter(self._places.values()))).expires <= now.monotonic:
-            self._give_place_up(oldest.ticket.request_id)
-        while self._ended and next(iter(self._ended.values())).expires <= now.monotonic:
-            self._forget_ended(next(iter(self._ended)))
-        self._settle(now)
-
-    def _act_on_time(self, entry: Entry, now: Moment) -> None:
         lease = entry.lease
-        if entry.vacate_deadline is not None and not entry.overdue and entry.vacate_deadline <= now.monotonic:
-            # Overdue bytes are no longer hoped for: counting them, a 3-of-4 claim waited 1,087 s instead of 206 (P).
-            self._pending.remove(lease.charge)
-            entry.overdue = True
-            self._tell(EventKind.OVERDUE, now, lease)
-        if lease.state is LeaseState.GRANTED:
-            if entry.deadline <= now.monotonic:
-                self._free(entry, ReleaseCause.NOT_ACTIVATED, now)
-                return
-        elif not lease.suspect and entry.deadline <= now.monotonic:
-            # Freed on expiry, a silent but living holder's bytes would be used twice (S): it is only marked.
-            entry.lease = replace(lease, suspect=True)
-            self._write(entry)
-            self._tell(EventKind.SUSPECTED, now, entry.lease)
-        elif lease.suspect and lease.foreign and entry.deadline + self._policy.grace_s <= now.monotonic:
-            self._free(entry, ReleaseCause.FENCED, now)
-            return
-        self._schedule(entry)
-
-    def _act_on_waiter(self, waiter: Waiter, now: Moment) -> None:
-        if waiter.deadline <= now.monotonic:
-            self._unqueue(waiter, ReleaseCause.WAITED_TOO_LONG, now)
+        if not lease.suspect:
+            dues = [entry.deadline]
         else:
-            self._schedule_waiter(waiter)
-
-    def _schedule_waiter(self, waiter: Waiter) -> None:
-        if waiter.timer is None or waiter.deadline < waiter.timer:
-            waiter.timer = waiter.deadline
-            self._look_at(waiter.lease.lease_id, waiter.deadline)
-
-    def _extend_after(self, gap: float, now: Moment) -> None:
-        """Nobody could renew while the ledger stood still: every term that may have suffered starts anew (rule 14)."""
-        for entry in self._entries.values():
-            usual = self._policy.activate_by_s if entry.lease.state is LeaseState.GRANTED else entry.lease.term_s
-            if gap > usual / 2:
-                self._extend(entry, now)
-        for waiter in self._queue:
-            waiter.deadline += gap
-
-    def _extend(self, entry: Entry, now: Moment) -> None:
-        if entry.lease.state is LeaseState.GRANTED:
-            entry.deadline = now.monotonic + self._policy.activate_by_s
-        else:
-            entry.deadline = now.monotonic + entry.lease.term_s * (1 + self._spread())
+            dues = [entry.deadline + self._policy.grace_s] if lease.foreign else []
         if entry.vacate_deadline is not None and not entry.overdue:
-            entry.vacate_deadline = now.monotonic + self._policy.vacate_s
+            dues.append(entry.vacate_deadline)
+        if entry.shrink is not None:
+            dues.append(entry.shrink.deadline)
+        if lease.state is LeaseState.ACTIVE:
+            if entry.loading_since is not None:
+                dues.append(entry.loading_since + self._policy.longest_load_s)
+            resident = self._residents.get(lease.lease_id)
+            ripe_at = None if resident is None or resident.ripe else self._ripe_at(entry)
+            if ripe_at is not None:
+                dues.append(ripe_at)
+        return min(dues, default=None)
+
+
+def _ticket_of(waiter: Waiter) -> Ticket:
+    """The place of a waiter as a restart would find it; a restart gives it its minute from then on."""
+    lease = waiter.lease
+    return Ticket(lease.request_id, lease.claim, lease.sequence, waiter.first_wall, waiter.passes)

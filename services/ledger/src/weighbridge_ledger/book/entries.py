@@ -19,13 +19,40 @@ class Entry:
     """The newest Admit stream: while GRANTED, only its end frees the lease (rules 6, 9)."""
     uses: dict[str, None] = field(default_factory=dict)
     last_use_wall: float = 0.0
+    idle_since: float = 0.0
+    """Since when nobody uses it, on the monotonic clock."""
+    heard: bool = True
+    """False: taken up after a restart, and its holder has not been heard of yet. Its uses were lost, so it counts as in
+    use until then."""
+    loading_since: float | None = None
+    """Since when its engine may be loading: from the grant until load complete or the first use."""
+    resident_until: float = 0.0
+    """The end of its minimum residency (rule 22)."""
+    replaced_by: str = ""
+    """The claim that waits to take its place: it has lost its pin (rule 24)."""
+    asked_by: str = ""
+    """The claim for which it was asked to vacate; empty: it was not, or was released."""
+    shrink: "Shrink | None" = None
+    """Set: optional bytes were asked back (rule 4)."""
+    shrink_asked: bool = False
+    """They were asked back once; whoever did not give them then is not asked again until its size has changed."""
     keep_alives: int = 0
     """KeepAlive streams open for it: shown as connected, decides nothing (rule 10)."""
     observed: Observed | None = None
     vacate_deadline: float | None = None
     overdue: bool = False
+    stuck: bool = False
+    """Nobody can be asked for its bytes: it is pinned, suspect or overdue (rule 17)."""
     timer: float | None = None
     """When the book looks at it next; another entry in the heap is stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Optional bytes that were asked back, all that the lease has, and until when they are hoped for."""
+
+    optional_bytes: int
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from weighbridge_common.processes import ProcessIdentity
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import resize
-from weighbridge_ledger.book.core import BookCore, digest_of
+from weighbridge_ledger.book.core import digest_of
 from weighbridge_ledger.book.entries import Entry
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
 from weighbridge_ledger.book.refusals import Reason, Refused
+from weighbridge_ledger.book.resizing import growth, resize
 from weighbridge_ledger.book.states import (
     HOST,
     NOBODY,
@@ -25,6 +25,7 @@ from weighbridge_ledger.book.states import (
     Observed,
     Shortage,
 )
+from weighbridge_ledger.book.timing import TimedCore
 
 IsAlive = Callable[[ProcessIdentity], bool | None]
 """Whether a process is alive; None: cannot be known from here."""
@@ -41,9 +42,11 @@ class Renewal:
     """Set: the holder has been asked to vacate by then."""
     out_of_grant: Refused | None
     """Set: more is in use than was granted, and it cannot be granted. The holder stops its engine."""
+    shrink: tuple[int, float] | None = None
+    """Set: (bytes, moment on the monotonic clock until when they are hoped for): optional bytes were asked back."""
 
 
-class HolderVerbs(BookCore):
+class HolderVerbs(TimedCore):
     """Every verb checks lease and secret, and a miss changes nothing."""
 
     def activate(
@@ -74,13 +77,17 @@ class HolderVerbs(BookCore):
             )
         if entry.lease.state is LeaseState.GRANTED:
             entry.lease = replace(entry.lease, state=LeaseState.ACTIVE, engines=recorded, activated_wall=now.wall)
+            entry.idle_since = now.monotonic
+            self._begin_loading(entry, now.monotonic)
             self._renew_term(entry, now)
             self._write(entry)
             self._tell(EventKind.ACTIVATED, now, entry.lease)
+            self._review(entry, now)
         elif recorded != entry.lease.engines:
             entry.lease = replace(entry.lease, engines=recorded)
             self._write(entry)
             self._tell(EventKind.ACTIVATED, now, entry.lease)
+        self._settle(now)
         return entry.lease
 
     def attach(self, lease_id: str, process: ProcessIdentity, secret: str, now: Moment) -> tuple[Lease, str]:
@@ -95,7 +102,7 @@ class HolderVerbs(BookCore):
         """
         self._advance(now)
         entry = self._entry(lease_id)
-        known = not secret or self._holds(entry, secret)
+        known = not secret or self._holds_secret(entry, secret)
         if not known:
             known = hmac.compare_digest(digest_of(secret), entry.lease.previous_digest)
         if process != entry.lease.holder or not known:
@@ -109,11 +116,16 @@ class HolderVerbs(BookCore):
         self._renew_term(entry, now)
         self._write(entry)
         self._tell(EventKind.ATTACHED, now, entry.lease)
+        self._hear(entry, now)
+        self._settle(now)
         assert entry.secret is not None
         return entry.lease, entry.secret
 
-    def renew(self, lease_id: str, secret: str, observed: Observed | None, now: Moment) -> Renewal:
-        """A beat of KeepAlive: a new term, and what is in use (rules 5, 10, 23). Not committed.
+    def renew(
+        self, lease_id: str, secret: str, observed: Observed | None, now: Moment, load_complete: bool = False
+    ) -> Renewal:
+        """A beat of KeepAlive: a new term, what is in use, and whether the engine has finished loading. Not committed,
+        but for the end of loading (rules 5, 10, 22, 23).
 
         Raises:
             Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT (attach), LEASE_STATE (not activated).
@@ -123,12 +135,16 @@ class HolderVerbs(BookCore):
         if entry.lease.state is LeaseState.GRANTED:
             raise Refused(Reason.LEASE_STATE, "The lease is not active yet. Activate it first.")
         self._renew_term(entry, now)
+        self._hear(entry, now)
+        if load_complete:
+            self._loaded(entry, now)
         out_of_grant = None
         if observed is not None:
             entry.observed = observed
             out_of_grant = self._account_observation(entry, observed, now)
-            self._settle(now)
-        return Renewal(entry.lease, entry.deadline, entry.vacate_deadline, out_of_grant)
+        self._settle(now)
+        shrink = None if entry.shrink is None else (entry.shrink.optional_bytes, entry.shrink.deadline)
+        return Renewal(entry.lease, entry.deadline, entry.vacate_deadline, out_of_grant, shrink)
 
     def connected(self, lease_id: str, change: int) -> None:
         """A KeepAlive stream began (+1) or ended (−1) carrying this lease. Shown; decides nothing (rule 10)."""
@@ -140,7 +156,8 @@ class HolderVerbs(BookCore):
         """Busy is granted, not announced: refused on a lease that is VACATING or SUSPECT (rule 21).
 
         Raises:
-            Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT, LEASE_VACATING, LEASE_STATE, TOO_MANY_USES.
+            Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT, LEASE_VACATING, LEASE_STATE, TOO_MANY_USES,
+                DEVICE_UNHEALTHY (try again in a while).
         """
         entry = self._authorised(lease_id, secret, now)
         _refuse_suspect_or_vacating(entry)
@@ -150,9 +167,15 @@ class HolderVerbs(BookCore):
             raise Refused(
                 Reason.TOO_MANY_USES, f"{len(entry.uses)} uses of this lease are open. End those that are over."
             )
+        if use_id not in entry.uses:
+            self._refuse_unwell(entry)
         use = use_id or self._new_id()
         entry.uses[use] = None
         entry.last_use_wall = now.wall
+        self._hear(entry, now)
+        self._loaded(entry, now)  # what is used is loaded, whether or not its holder said so
+        self._review(entry, now)
+        self._settle(now)
         return use
 
     def end_use(self, lease_id: str, secret: str, use_id: str, now: Moment) -> int:
@@ -165,13 +188,25 @@ class HolderVerbs(BookCore):
         if use_id in entry.uses:
             del entry.uses[use_id]
             entry.last_use_wall = now.wall
+            if not entry.uses:
+                entry.idle_since = now.monotonic
+            self._review(entry, now)
+            self._settle(now)
         return len(entry.uses)
 
-    def resize(self, lease_id: str, secret: str, claim: Claim, now: Moment) -> Lease:
+    def resize(self, lease_id: str, secret: str, claim: Claim, now: Moment, exclusive: bool | None = None) -> Lease:
         """Down always, after freeing; up answered at once, never waiting (rule 23).
 
         If growth waited, two that hold 2 of 4 and want 3 would wait for each other. If it ignored the queue, holders
         growing and shrinking in turn would starve a waiter. So it counts as a pass over everyone it harms.
+
+        Args:
+            lease_id: the lease.
+            secret: its secret.
+            claim: what it shall be charged instead. Optional bytes are kept up to what it wants of them.
+            now: the moment.
+            exclusive: whether nobody else may be on its devices (rule 26): dropped at will, raised only when alone;
+                None: as it is.
 
         Raises:
             Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH, LEASE_SUSPECT, LEASE_VACATING (growth only), LEASE_STATE,
@@ -193,9 +228,11 @@ class HolderVerbs(BookCore):
                 metadata={"missing_bytes": str(claim.host_bytes - limit), "pool": "holder"},
                 missing=(("holder", f"{format_gib(claim.host_bytes - limit)} missing"),),
             )
-        changed = self._resized(entry, claim, now)
+        changed = self._resized(entry, claim, now, exclusive)
         if isinstance(changed, Refused):
             raise changed
+        if exclusive is not None:
+            entry.lease = replace(entry.lease, exclusive=exclusive)
         self._apply_resize(entry, changed, now)
         if entry.observed is not None:
             self._set_overrun(entry, _overrun(changed, entry.observed))
@@ -214,11 +251,11 @@ class HolderVerbs(BookCore):
             Refused: LEASE_NOT_FOUND, LEASE_SECRET_MISMATCH.
         """
         self._advance(now)
-        remembered = self._ended.get(lease_id)
-        if remembered is not None:
-            if not hmac.compare_digest(digest_of(secret), remembered.ended.secret_digest):
+        ended = self._memories.ended(lease_id)
+        if ended is not None:
+            if not self._is_secret_of(ended.secret_digest, secret):
                 raise _mismatch()
-            return self._ended_lease(lease_id)
+            return self._ended_lease(lease_id, ended.request_id)
         entry = self._authorised(lease_id, secret, now)
         return self._release(entry, is_alive, ReleaseCause.HOLDER, now)
 
@@ -251,13 +288,26 @@ class HolderVerbs(BookCore):
     def _authorised(self, lease_id: str, secret: str, now: Moment) -> Entry:
         self._advance(now)
         entry = self._entry(lease_id)
-        if not self._holds(entry, secret):
+        if not self._holds_secret(entry, secret):
             raise _mismatch()
         return entry
 
     def _renew_term(self, entry: Entry, now: Moment) -> None:
         entry.deadline = now.monotonic + entry.lease.term_s
         self._schedule(entry)
+
+    def _hear(self, entry: Entry, now: Moment) -> None:
+        """Its holder is there: after a restart it has said by now, or says in a moment, what it uses."""
+        if not entry.heard:
+            entry.heard = True
+            entry.idle_since = now.monotonic
+            self._review(entry, now)
+
+    def _refuse_unwell(self, entry: Entry) -> None:
+        for device in entry.lease.charge.occupies:
+            hold = self._holds.get(device)
+            if hold is not None and hold.refuses_use:
+                raise Refused(Reason.DEVICE_UNHEALTHY, hold.message, retry_after_s=hold.retry_after_s)
 
     def _release(self, entry: Entry, is_alive: IsAlive, cause: ReleaseCause, now: Moment) -> Lease:
         living = any(self._may_live(engine, is_alive) for engine in entry.lease.engines)
@@ -276,30 +326,31 @@ class HolderVerbs(BookCore):
         alive = is_alive(process)
         return self._home.sees(process) if alive is None else alive
 
-    def _ended_lease(self, lease_id: str) -> Lease:
+    def _ended_lease(self, lease_id: str, request_id: str) -> Lease:
         for released in reversed(self._released):
             if released.lease.lease_id == lease_id:
                 return released.lease
-        ended = self._ended[lease_id].ended
-        return Lease(lease_id, ended.request_id, 0, 0, LeaseState.RELEASED, Claim(0), NOBODY)
+        return Lease(lease_id, request_id, 0, 0, LeaseState.RELEASED, Claim(0), NOBODY)
 
-    def _resized(self, entry: Entry, claim: Claim, now: Moment) -> Charge | Refused:
+    def _resized(self, entry: Entry, claim: Claim, now: Moment, exclusive: bool | None = None) -> Charge | Refused:
         before = entry.lease.charge
-        changed = resize(before, claim, self._ceilings, self._external_beside(entry), self._usage)
+        changed = resize(before, claim, self._ceilings, self._external_beside(entry), self._usage, exclusive=exclusive)
         if isinstance(changed, Shortage):
+            if changed.cause == "EXCLUSIVE":
+                return Refused(Reason.CANNOT_GROW, "Somebody else is on its device. The lease is as it was.")
             return Refused(
                 Reason.CANNOT_GROW,
                 f"{format_gib(changed.missing_bytes)} are missing to grow. The lease is as it was.",
                 metadata={"missing_bytes": str(changed.missing_bytes), "pool": changed.pool},
                 missing=((changed.pool, f"{format_gib(changed.missing_bytes)} missing"),),
             )
-        growth = _growth(before, changed)
-        if growth.total_bytes == 0:
+        added = growth(before, changed)
+        if added.total_bytes == 0 and not added.exclusive:
             return changed
         if entry.lease.state is LeaseState.VACATING:
             return Refused(Reason.LEASE_VACATING, "The lease has been asked to vacate and cannot grow.")
-        head = [waiter for waiter, _ in self._queue.head(self._policy.look_ahead)]
-        passed = passing.may_pass(head, growth, self._machine(), now.monotonic, self._policy)
+        head = self._queue.head(self._policy.look_ahead)
+        passed = passing.may_pass(head, added, self._machine(), now.monotonic, self._policy)
         if passed is None:
             return Refused(Reason.CANNOT_GROW, "An earlier claim has waited too long to be overtaken once more.")
         self._count_passes(passed)
@@ -307,7 +358,7 @@ class HolderVerbs(BookCore):
 
     def _apply_resize(self, entry: Entry, charge: Charge, now: Moment) -> None:
         if charge != entry.lease.charge:
-            self._recharge(entry, charge)
+            self._recharge(entry, charge, now)
             self._write(entry)
             self._tell(EventKind.RESIZED, now, entry.lease)
 
@@ -319,12 +370,18 @@ class HolderVerbs(BookCore):
         if not overrun:
             self._set_overrun(entry, {})
             return None
+        optional, spilled = dict(charge.optional_devices), dict(charge.spilled)
         wanted = Claim(
-            charge.host_bytes - charge.spilled_bytes + overrun.get(HOST, 0),
+            charge.host_bytes - charge.optional_host_bytes - charge.spilled_bytes + overrun.get(HOST, 0),
             tuple(
-                DeviceWant(device, charge.on(device) + dict(charge.spilled).get(device, 0) + overrun.get(device, 0))
+                DeviceWant(
+                    device,
+                    charge.on(device) - optional.get(device, 0) + spilled.get(device, 0) + overrun.get(device, 0),
+                    optional.get(device, 0),
+                )
                 for device in sorted({device for device, _ in charge.devices} | (overrun.keys() - {HOST}))
             ),
+            charge.optional_host_bytes,
         )
         changed = self._resized(entry, wanted, now)
         if not isinstance(changed, Refused):
@@ -349,12 +406,6 @@ def _overrun(charge: Charge, observed: Observed) -> dict[str, int]:
     excess = {HOST: observed.host_bytes - charge.host_bytes}
     excess |= {device: size - charge.on(device) for device, size in observed.devices}
     return {pool: size for pool, size in excess.items() if size > 0}
-
-
-def _growth(before: Charge, after: Charge) -> Charge:
-    """The bytes that a resize adds, pool by pool."""
-    devices = tuple((device, max(0, size - before.on(device))) for device, size in after.devices)
-    return Charge(max(0, after.host_bytes - before.host_bytes), tuple((d, size) for d, size in devices if size))
 
 
 def _mismatch() -> Refused:

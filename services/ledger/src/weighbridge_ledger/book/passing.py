@@ -1,12 +1,18 @@
-"""Who is granted next, and who may overtake whom (rule 16). Pure: it looks, the book acts."""
+"""Who is granted next, and who may overtake whom (rules 16, 17). Pure: it looks, the book acts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weighbridge_ledger.book.charging import Usage, price
+from weighbridge_ledger.book.charging import NOTHING_USED, Usage, price
+from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.policy import Policy
-from weighbridge_ledger.book.queue import Waiter
-from weighbridge_ledger.book.states import Ceilings, Charge, External, Shortage
+from weighbridge_ledger.book.queue import Waiter, WaitQueue
+from weighbridge_ledger.book.states import NO_EXTERNAL, Ceilings, Charge, Claim, External, Hold, Shortage
+
+NOBODY_THERE = Charge()
+
+Fits = Callable[[Usage], bool]
+"""Whether a claim fits beside a usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +23,29 @@ class Machine:
     external: External
     usage: Usage
     pending: Usage
-    """The part of usage that is being given back: VACATING before its deadline."""
+    """The part of usage that is being given back: VACATING before its deadline, and optional bytes asked back."""
+    replaced: Callable[[Waiter], Charge | None]
+    """What the lease that a waiter replaces is charged, unless it has ended or is pending already (rule 24)."""
+
+    def settled_for(self, waiter: Waiter, joining: Charge = NOBODY_THERE, leaving: Charge = NOBODY_THERE) -> Usage:
+        """What is charged once everything that `waiter` can count on is back."""
+        settled = self.usage.less(self.pending)
+        replaced = self.replaced(waiter)
+        if replaced is not None:
+            settled.remove(replaced)
+        if leaving is not NOBODY_THERE:
+            settled.remove(leaving)
+        if joining is not NOBODY_THERE:
+            settled.add(joining)
+        return settled
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A decision: this waiter, at this charge, at the cost of one pass for each of those."""
+    """A decision: this waiter, on these cards, at this charge, at the cost of one pass for each of those."""
 
     waiter: Waiter
+    target: Claim
     charge: Charge
     passed: tuple[Waiter, ...]
 
@@ -33,46 +54,112 @@ def protected(waiter: Waiter, now: float, policy: Policy) -> bool:
     """Whether `waiter` may no longer be overtaken harmfully.
 
     Unlimited overtaking starves: C=2, two claims of 1 alternate and a claim of 2 is never granted (exhaustive search).
+    While holders vacate for it, nobody else may take what they leave.
     """
+    return overdue(waiter, now, policy) or now < waiter.asked_until
+
+
+def overdue(waiter: Waiter, now: float, policy: Policy) -> bool:
+    """Whether `waiter` was overtaken so often, or waits so long, that it is protected for good."""
     return waiter.passes >= policy.protect_passes or now - waiter.since >= policy.protect_after_s
 
 
-def harmed(blocked: Sequence[Waiter], charge: Charge, machine: Machine) -> tuple[Waiter, ...]:
-    """Those of `blocked` for whom it makes a difference that `charge` is granted now.
+def price_of(waiter: Waiter, target: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Charge | Shortage:
+    """What a waiter would be charged on these cards."""
+    lease = waiter.lease
+    return price(
+        target, ceilings, external, usage, exclusive=lease.exclusive, host_limit_bytes=lease.memory_limit_bytes
+    )
+
+
+def harmed(
+    blocked: Sequence[Waiter], joining: Charge, machine: Machine, leaving: Charge = NOBODY_THERE
+) -> tuple[Waiter, ...]:
+    """Those of `blocked` for whom it makes a difference that `joining` is charged now, in the place of `leaving`.
 
     It makes none for a waiter that shares no pool with it, or that would fit beside it once all pending bytes are back.
-    The person's limit lies over everything: under one, all share.
+    The person's limit lies over everything: under one, all share. Exclusive use is of devices, not of bytes.
     """
-    if not blocked:
-        return ()
-    settled = machine.usage.after(machine.pending, charge)
-    touched = charge.pools
+    touched = joining.pools.union(joining.occupies)
     shared_limit = machine.ceilings.limit_bytes is not None
     return tuple(
         waiter
         for waiter in blocked
-        if (shared_limit or touched & waiter.pools)
-        and isinstance(price(waiter.claim, machine.ceilings, machine.external, settled), Shortage)
+        if (shared_limit or touched & waiter.pools or touched.intersection(waiter.required.occupies))
+        and isinstance(
+            price_of(
+                waiter,
+                waiter.claim,
+                machine.ceilings,
+                machine.external,
+                machine.settled_for(waiter, joining, leaving),
+            ),
+            Shortage,
+        )
     )
 
 
 def may_pass(
-    blocked: Sequence[Waiter], charge: Charge, machine: Machine, now: float, policy: Policy
+    blocked: Sequence[Waiter],
+    joining: Charge,
+    machine: Machine,
+    now: float,
+    policy: Policy,
+    leaving: Charge = NOBODY_THERE,
 ) -> tuple[Waiter, ...] | None:
-    """The waiters that lose a turn if `charge` is granted before `blocked`; None if one of them is protected."""
-    losers = harmed(blocked, charge, machine)
+    """The waiters that lose a turn if `joining` is charged before `blocked` are; None if one of them is protected."""
+    if not blocked:
+        return ()
+    losers = harmed(blocked, joining, machine, leaving)
     return None if any(protected(waiter, now, policy) for waiter in losers) else losers
 
 
-def next_grant(head: Sequence[tuple[Waiter, bool]], machine: Machine, now: float, policy: Policy) -> Grant | None:
-    """The first waiter in order that fits and harms no protected waiter before it."""
+def next_grant(
+    queue: WaitQueue, machine: Machine, held: Callable[[Waiter, Claim], Hold | None], now: float, policy: Policy
+) -> Grant | None:
+    """The first waiter in order that fits on some card and harms no protected waiter before it.
+
+    Args:
+        queue: who waits.
+        machine: what is there.
+        held: why nothing may be loaded on a waiter's cards just now; None: nothing keeps it.
+        now: a moment of the monotonic clock.
+        policy: the numbers.
+    """
     blocked: list[Waiter] = []
-    for waiter, grantable in head:
-        if grantable:
-            priced = price(waiter.claim, machine.ceilings, machine.external, machine.usage)
-            if isinstance(priced, Charge):
-                passed = may_pass(blocked, priced, machine, now, policy)
+    for waiter in queue.head(policy.look_ahead):
+        unwell = False
+        if not waiter.replaces:
+            for target, charge in fitting(waiter, machine):
+                hold = held(waiter, target)
+                if hold is not None:
+                    unwell = unwell or hold.lasts
+                    continue
+                if not queue.in_view(charge.pools, waiter.key, policy.look_ahead):
+                    continue
+                passed = may_pass(blocked, charge, machine, now, policy)
                 if passed is not None:
-                    return Grant(waiter, priced, passed)
-        blocked.append(waiter)
+                    return Grant(waiter, target, charge, passed)
+        # Who waits for a device to get well does not keep memory from others meanwhile.
+        if not unwell:
+            blocked.append(waiter)
     return None
+
+
+def fitting(waiter: Waiter, machine: Machine) -> list[tuple[Claim, Charge]]:
+    """The ways in which a waiter fits now, best first: on any card if it names none, else on its target (rule 17)."""
+    claim = waiter.lease.claim
+    if claim.floating:
+        targets = list(placements(claim, machine.ceilings, machine.external, machine.usage))
+    else:
+        targets = [waiter.claim]
+    priced = (
+        (target, price_of(waiter, target, machine.ceilings, machine.external, machine.usage)) for target in targets
+    )
+    return [(target, charge) for target, charge in priced if isinstance(charge, Charge)]
+
+
+def required_alone(target: Claim, ceilings: Ceilings, *, exclusive: bool, limit_bytes: int) -> Charge:
+    """What a claim that was found to fit the empty machine is charged there."""
+    charge = price(target, ceilings, NO_EXTERNAL, NOTHING_USED, exclusive=exclusive, host_limit_bytes=limit_bytes)
+    return charge if isinstance(charge, Charge) else Charge(target.total_bytes)

@@ -1,11 +1,15 @@
-"""The claims that wait, in the order of asking (rule 15), with an index by pool so that looking ahead costs the same
-with ten waiters and with ten thousand."""
+"""The claims that wait, in order (rule 15), with an index by pool so that looking ahead costs the same with ten waiters
+and with ten thousand."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weighbridge_ledger.book.states import Claim, Lease
+from weighbridge_ledger.book.charging import Usage
+from weighbridge_ledger.book.states import Charge, Claim, Lease
+
+Key = tuple[int, int]
+"""(−level, sequence): the highest level first, and the earliest within it."""
 
 
 @dataclass(slots=True)
@@ -14,7 +18,11 @@ class Waiter:
 
     lease: Lease
     claim: Claim
+    """What it waits for, with every card named: its target (rule 17)."""
     pools: frozenset[str]
+    """Where the target may be charged."""
+    required: Charge
+    """What the target is charged on the empty machine: what others leave to it when they take optional bytes."""
     stream: int
     """Number of its newest Admit stream: only that one cancels it (rule 9)."""
     first_wall: float
@@ -22,75 +30,87 @@ class Waiter:
     since: float
     """The same moment on the monotonic clock."""
     deadline: float
+    level: int = 0
+    """Its priority, raised by waiting (rule 15)."""
     timer: float | None = None
     """When the book looks at it next; another entry in the heap is stale."""
     passes: int = 0
     """Harmful overtakings suffered so far (rule 16)."""
+    replaces: str = ""
+    """The lease whose place it takes (rule 24); empty: none, or it has ended."""
+    while_holding: frozenset[str] = frozenset()
+    """The leases its caller keeps busy meanwhile (rule 25)."""
+    asked: dict[str, None] = field(default_factory=dict)
+    """The leases that were asked to vacate for it, in the order of asking."""
+    asked_until: float = -1.0
+    """Its reclaim is in flight until then (rule 16)."""
 
     @property
     def sequence(self) -> int:
         """Place in the order of asking."""
         return self.lease.sequence
 
+    @property
+    def key(self) -> Key:
+        """Place in the order of service."""
+        return (-self.level, self.lease.sequence)
+
 
 class WaitQueue:
-    """Waiters by sequence. One bounded sorted list over all, one for each pool."""
+    """Waiters by key. One sorted list over all, one for each pool."""
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
-        self._order: list[int] = []
-        self._by_pool: dict[str, list[int]] = {}
+        self._order: list[Key] = []
+        self._by_pool: dict[str, list[Key]] = {}
+        self.awaited = Usage()
+        """The required bytes of all who wait."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return (self._waiters[sequence] for sequence in self._order)
+        return (self._waiters[sequence] for _, sequence in self._order)
 
     def add(self, waiter: Waiter) -> None:
-        """Insert by sequence; a retried claim takes its old place again."""
+        """Insert by level and sequence; a retried claim takes its old place again."""
         self._waiters[waiter.sequence] = waiter
-        insort(self._order, waiter.sequence)
+        insort(self._order, waiter.key)
         for pool in waiter.pools:
-            insort(self._by_pool.setdefault(pool, []), waiter.sequence)
+            insort(self._by_pool.setdefault(pool, []), waiter.key)
+        self.awaited.add(waiter.required)
 
     def remove(self, sequence: int) -> Waiter:
         """Take one out. KeyError if it does not wait."""
         waiter = self._waiters.pop(sequence)
-        _discard(self._order, sequence)
+        _discard(self._order, waiter.key)
         for pool in waiter.pools:
-            _discard(self._by_pool[pool], sequence)
+            _discard(self._by_pool[pool], waiter.key)
+        self.awaited.remove(waiter.required)
         return waiter
 
     def get(self, sequence: int) -> Waiter | None:
         """The waiter with this sequence."""
         return self._waiters.get(sequence)
 
-    def position(self, sequence: int) -> int:
-        """1 for the first in the order of asking."""
-        return bisect_left(self._order, sequence) + 1
+    def position(self, key: Key) -> int:
+        """1 for the first in the order."""
+        return bisect_left(self._order, key) + 1
 
-    def blockers(self, claim_pools: frozenset[str], sequence: int, look_ahead: int) -> list[Waiter] | None:
-        """Everyone who asked before `sequence` within the look-ahead; None when it lies beyond it in some pool."""
-        for pool in claim_pools:
-            if bisect_left(self._by_pool.get(pool, []), sequence) >= look_ahead:
-                return None
-        return [waiter for waiter, _ in self.head(look_ahead) if waiter.sequence < sequence]
+    def in_view(self, pools: frozenset[str], key: Key, look_ahead: int) -> bool:
+        """Whether everyone who comes before `key` in one of `pools` is within the look-ahead. Who lies beyond it is not
+        granted: not everyone it might harm there is looked at."""
+        return all(bisect_left(self._by_pool.get(pool, ()), key) < look_ahead for pool in pools)
 
-    def head(self, look_ahead: int) -> list[tuple[Waiter, bool]]:
-        """The first `look_ahead` waiters of every pool, in order, each with whether it may be granted.
-
-        One that lies beyond the look-ahead in another of its pools is seen (it can be harmed) but not granted, because
-        not everyone it might harm there is in view.
-        """
-        seen: dict[int, int] = {}
-        for sequences in self._by_pool.values():
-            for sequence in sequences[:look_ahead]:
-                seen[sequence] = seen.get(sequence, 0) + 1
-        return [(self._waiters[s], seen[s] == len(self._waiters[s].pools)) for s in sorted(seen)]
+    def head(self, look_ahead: int) -> list[Waiter]:
+        """The first `look_ahead` waiters of every pool, in order."""
+        seen: set[Key] = set()
+        for keys in self._by_pool.values():
+            seen.update(keys[:look_ahead])
+        return [self._waiters[sequence] for _, sequence in sorted(seen)]
 
 
-def _discard(ordered: list[int], value: int) -> None:
+def _discard(ordered: list[Key], value: Key) -> None:
     at = bisect_left(ordered, value)
     if at < len(ordered) and ordered[at] == value:
         del ordered[at]

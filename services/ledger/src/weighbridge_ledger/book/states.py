@@ -188,6 +188,8 @@ class Hold:
     """Whether what is loaded there may not be used either."""
     retry_after_s: float = 5.0
     """When the answer can be another one."""
+    lasts: bool = True
+    """Whether it may last: who waits for that keeps memory from nobody meanwhile. The next start's turn does not."""
 
 
 @dataclass(frozen=True, slots=True)

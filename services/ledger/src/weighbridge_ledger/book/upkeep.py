@@ -1,16 +1,30 @@
 """What moves the book besides calls: time, deaths, measurements, ceilings, and a restart (rules 3, 4, 12, 14)."""
 
+from collections.abc import Iterable, Mapping
+
 from weighbridge_common.processes import ProcessIdentity
 
-from weighbridge_ledger.book.charging import pools_wanted, static_shortage
-from weighbridge_ledger.book.core import BookCore
-from weighbridge_ledger.book.entries import Entry, Place
+from weighbridge_ledger.book.charging import NOTHING_USED, static_shortage
+from weighbridge_ledger.book.entries import Entry
 from weighbridge_ledger.book.events import Event, EventKind, ReleaseCause
+from weighbridge_ledger.book.placing import on_cards
+from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.records import DropTicket, Snapshot
-from weighbridge_ledger.book.states import Ceilings, External, Lease, LeaseState, Moment
+from weighbridge_ledger.book.states import (
+    HOST,
+    NO_EXTERNAL,
+    Ceilings,
+    Claim,
+    External,
+    Hold,
+    Lease,
+    LeaseState,
+    Moment,
+)
+from weighbridge_ledger.book.timing import TimedCore
 
 
-class UpkeepVerbs(BookCore):
+class UpkeepVerbs(TimedCore):
     """Nobody calls these for one lease; the ledger calls them for all."""
 
     def tick(self, now: Moment) -> None:
@@ -42,21 +56,41 @@ class UpkeepVerbs(BookCore):
         self._unsettled = True
         self._events.append(Event(EventKind.CEILINGS_CHANGED, now.wall, ceilings=ceilings))
         for waiter in list(self._queue):
-            if static_shortage(waiter.claim, ceilings) is not None:
+            target = self._target_under(waiter, ceilings)
+            if target is None:
                 self._unqueue(waiter, ReleaseCause.EXCEEDS_CAPACITY, now)
-            elif (pools := pools_wanted(waiter.claim, ceilings)) != waiter.pools:
+            else:
                 # What may spill now, or no longer may, competes in other pools.
-                self._queue.remove(waiter.sequence)
-                waiter.pools = pools
-                self._queue.add(waiter)
+                self._set_target(waiter, target)
+        self._settle(now)
+
+    def set_holds(self, holds: Mapping[str, Hold], now: Moment) -> None:
+        """Where nothing may be loaded for a while, by device id (GPU: that of a unified machine; empty: nothing on any
+        GPU). Claims wait for it; what is loaded stays."""
+        self._advance(now)
+        if holds != self._holds:
+            self._holds = dict(holds)
+            self._unsettled = True
         self._settle(now)
 
     def set_external(self, external: External, now: Moment) -> None:
-        """What programs outside the ledger hold now. It makes claims wait and never refuses them (rule 3)."""
+        """What programs outside the ledger hold now; to be called with each measurement. It makes claims wait and never
+        refuses them, and a rise makes nobody vacate before several measurements in a row agree while nothing loads:
+        what a loading engine has taken may be told late as its own (rule 3)."""
         self._advance(now)
+        if self._loading:
+            self._samples.clear()
+        else:
+            self._samples.append(external)
+        before = self._steady
+        if len(self._samples) == self._policy.steady_samples:
+            self._steady = _least(self._samples)
+        else:
+            self._steady = _least((self._steady, external))
         if external != self._measured:
             self._measured = external
             self._refresh_external()
+        self._unsettled = self._unsettled or self._steady != before
         self._settle(now)
 
     def restore(self, snapshot: Snapshot, now: Moment) -> None:
@@ -67,7 +101,9 @@ class UpkeepVerbs(BookCore):
         """
         self._counter = self._counter_reserved = snapshot.counter
         for lease in sorted(snapshot.leases, key=lambda lease: lease.fence):
-            entry = Entry(lease, now.monotonic, last_use_wall=now.wall)
+            entry = Entry(
+                lease, now.monotonic, last_use_wall=now.wall, idle_since=now.monotonic, heard=not lease.state.charged
+            )
             self._entries[lease.lease_id] = entry
             self._charge(entry)
             if lease.request_id:
@@ -75,18 +111,33 @@ class UpkeepVerbs(BookCore):
             if lease.state is LeaseState.VACATING:
                 entry.vacate_deadline = now.monotonic
                 self._pending.add(lease.charge)
+            if lease.loaded_wall:
+                stay = self._residency_s(lease.load_s)
+                # Read off the wall clock, which may have been set: it moves this by one residency at most.
+                entry.resident_until = now.monotonic + min(max(0.0, lease.loaded_wall + stay - now.wall), stay)
+            elif lease.state is not LeaseState.VACATING:
+                self._begin_loading(entry, now.monotonic)
             self._extend(entry, now)
-            self._schedule(entry)
+            self._review(entry, now)
         expires = now.monotonic + self._policy.ticket_s
         for ticket in sorted(snapshot.tickets, key=lambda ticket: ticket.sequence):
             if ticket.request_id in self._by_request:
                 self._writes.append(DropTicket(ticket.request_id))
             else:
                 waited = min(max(0.0, now.wall - ticket.first_wall), self._policy.max_wait_s)
-                self._places[ticket.request_id] = Place(ticket, now.monotonic - waited, expires)
+                self._memories.restore_place(ticket, now.monotonic - waited, expires)
         for ended in sorted(snapshot.ended, key=lambda ended: ended.ended_wall):
-            self._remember(ended, now)
+            self._memories.restore_ended(ended, now)
         self._looked_at = now.monotonic
+
+    @staticmethod
+    def _target_under(waiter: Waiter, ceilings: Ceilings) -> Claim | None:
+        """What a waiter aims at under other ceilings; None: there it can never be granted."""
+        empty = on_cards(waiter.lease.claim, ceilings, NO_EXTERNAL, NOTHING_USED)
+        limit = waiter.lease.memory_limit_bytes
+        if empty is None or static_shortage(empty, ceilings, limit) is not None:
+            return None
+        return waiter.claim if static_shortage(waiter.claim, ceilings, limit) is None else empty
 
     def _witnesses(self, lease: Lease) -> tuple[ProcessIdentity, ...]:
         """The processes all of whose deaths prove that the bytes of a lease are free; none where that cannot be known.
@@ -96,3 +147,14 @@ class UpkeepVerbs(BookCore):
         """
         needed = lease.engines if lease.state is LeaseState.VACATING else lease.processes
         return () if lease.foreign and not all(map(self._home.sees, needed)) else needed
+
+
+def _least(samples: Iterable[External]) -> External:
+    """The least of several samples, pool by pool."""
+    first, *others = samples
+    devices = dict(first.devices)
+    host = first.host_bytes
+    for sample in others:
+        host = min(host, sample.on(HOST))
+        devices = {device: min(size, sample.on(device)) for device, size in devices.items()}
+    return External(host, devices)

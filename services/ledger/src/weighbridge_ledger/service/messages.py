@@ -10,10 +10,11 @@ from weighbridge_proto.errors import invalid_argument
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb2
 
-from weighbridge_ledger.book.admission import Preview, WaitReason
+from weighbridge_ledger.book.admission import Preview
 from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
 from weighbridge_ledger.book.states import NOBODY, Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
+from weighbridge_ledger.book.waiting import WaitReason
 from weighbridge_ledger.machine.model import LARGEST_RAM_BYTES
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.failures import code_of, failure_of

@@ -1,0 +1,102 @@
+"""Which card a claim takes that names none: rules 4 and 17, as functions over plain values."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weighbridge_ledger.book.charging import Usage, room_on
+from weighbridge_ledger.book.states import Ceilings, Claim, DeviceWant, External
+
+
+def placements(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Iterator[Claim]:
+    """`claim` with every card named, in the order in which they are to be tried; nothing where there are too few cards.
+
+    One unnamed card is tried on each card on which it fits when that is empty, least missing first, and of those where
+    nothing is missing the one with the least room left. Only where it is larger than every card, and so would spill
+    anyway, all of them count: a claim that waits must not spill from a small card because the large one is in use.
+    Several unnamed cards are given to different cards, the largest wish first, which finds a way if there is one.
+    """
+    named = {want.device_id for want in claim.devices if want.device_id}
+    floating = sorted((want for want in claim.devices if not want.device_id), key=lambda want: -want.required_bytes)
+    if not floating:
+        yield _merged(claim, {})
+        return
+    free = [device for device in ceilings.devices if device not in named]
+    if len(floating) > len(free):
+        return
+    if len(floating) == 1:
+        want = floating[0]
+        for device in sorted(candidates(want, free, ceilings), key=lambda d: _rank(want, d, ceilings, external, usage)):
+            yield _merged(claim, {0: device})
+        return
+    chosen: dict[int, str] = {}
+    for index, want in enumerate(floating):
+        left = [device for device in free if device not in chosen.values()]
+        chosen[index] = min(
+            candidates(want, left, ceilings), key=lambda device: _rank(want, device, ceilings, external, usage)
+        )
+    yield _merged(claim, chosen)
+
+
+def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
+    """`claim` on the cards that are tried first; None where there are too few."""
+    return next(placements(claim, ceilings, external, usage), None)
+
+
+def candidates(want: DeviceWant, devices: list[str], ceilings: Ceilings) -> list[str]:
+    """The cards that an unnamed wish may take."""
+    large_enough = [device for device in devices if want.required_bytes <= ceilings.pool_bytes(device)]
+    if large_enough:
+        return large_enough
+    largest = max((ceilings.pool_bytes(device) for device in devices), default=0)
+    return [device for device in devices if ceilings.pool_bytes(device) == largest]
+
+
+def aim(
+    claim: Claim, ceilings: Ceilings, external: External, usage: Usage, current: Claim | None = None
+) -> Claim | None:
+    """The cards that a waiter waits for: fewest missing bytes, and of those that are equal the ones it has.
+
+    With cards of 2 and 2, three claims of 1 that come and go and a waiter for any 2, targets that flip when they are
+    equal keep it waiting for ever (exhaustive search).
+
+    Args:
+        claim: as it was asked.
+        ceilings: what the machine allows.
+        external: what programs outside hold.
+        usage: what leases are charged, without what is being given back.
+        current: what it aims at now.
+    """
+    best = on_cards(claim, ceilings, external, usage)
+    if best is None or current is None:
+        return best
+    return current if missing(current, ceilings, external, usage) <= missing(best, ceilings, external, usage) else best
+
+
+def missing(target: Claim, ceilings: Ceilings, external: External, usage: Usage) -> int:
+    """Bytes missing on the cards of a claim that names them."""
+    return sum(
+        max(0, want.required_bytes - max(0, room_on(want.device_id, ceilings, external, usage)))
+        for want in target.devices
+    )
+
+
+def _rank(want: DeviceWant, device: str, ceilings: Ceilings, external: External, usage: Usage) -> tuple[int, int, str]:
+    room = room_on(device, ceilings, external, usage)
+    return max(0, want.required_bytes - max(0, room)), room, device
+
+
+def _merged(claim: Claim, chosen: dict[int, str]) -> Claim:
+    """`claim` with its unnamed cards named (by rank of their size) and several wishes for one card added up."""
+    if not claim.devices:
+        return claim
+    by_size = sorted((want for want in claim.devices if not want.device_id), key=lambda want: -want.required_bytes)
+    wants: dict[str, DeviceWant] = {}
+    placed = [want for want in claim.devices if want.device_id]
+    placed += [replace(want, device_id=chosen[index]) for index, want in enumerate(by_size)]
+    for want in placed:
+        before = wants.get(want.device_id, DeviceWant(want.device_id, 0))
+        wants[want.device_id] = DeviceWant(
+            want.device_id, before.required_bytes + want.required_bytes, before.optional_bytes + want.optional_bytes
+        )
+    kept = tuple(wants[device] for device in sorted(wants) if wants[device].required_bytes > 0)
+    return replace(claim, devices=kept)

@@ -1,0 +1,227 @@
+"""Who is asked to give bytes back for the claims that wait (rules 3, 4, 17 to 20, 22, 24)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from weighbridge_ledger.book import passing
+from weighbridge_ledger.book.charging import Usage, devices_of, pools_wanted, price, required_of, short_pools
+from weighbridge_ledger.book.core import BookCore
+from weighbridge_ledger.book.events import EventKind
+from weighbridge_ledger.book.placing import aim, placements
+from weighbridge_ledger.book.queue import Waiter
+from weighbridge_ledger.book.residents import Resident
+from weighbridge_ledger.book.states import Charge, Claim, External, Moment
+from weighbridge_ledger.book.victims import Candidate, choose
+
+EVERYWHERE = "*"
+"""The person's limit as a pool: it lies over all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A claim that does not fit, and what it may count on."""
+
+    target: Claim
+    """With every card named."""
+    exclusive: bool
+    host_limit_bytes: int
+    level: int
+    base: Usage
+    """What is charged once everything is back that comes back anyway."""
+    spared: frozenset[str] = frozenset()
+    """Leases that are not asked for it."""
+    staged: bool = False
+    """It is protected for good: it plans over busy and young holders too (rule 20)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Whom to ask, so that a claim fits."""
+
+    vacate: tuple[str, ...] = ()
+    """At once."""
+    later: tuple[str, ...] = ()
+    """As soon as they fall idle and are no longer young."""
+    shrink: tuple[str, ...] = ()
+    """For their optional bytes."""
+
+
+class ReclaimCore(BookCore):
+    """Asks only when it suffices, the fewest bytes that suffice, and those that are needed least."""
+
+    def _reclaim(self, now: Moment) -> None:
+        """Let the first blocked waiter of each pool ask, if what is being given back does not suffice (rule 18)."""
+        served: set[str] = set()
+        for waiter in self._queue.head(self._policy.look_ahead):
+            hold = self._held(waiter.lease.claim, waiter.claim)
+            if hold is not None and hold.lasts:
+                continue
+            places = waiter.pools.union(waiter.required.occupies)
+            if self._ceilings.limit_bytes is not None:
+                places |= {EVERYWHERE}
+            is_first = served.isdisjoint(places)
+            served |= places
+            if is_first and hold is None:
+                self._reclaim_for(waiter, now)
+
+    def _reclaim_for(self, waiter: Waiter, now: Moment) -> None:
+        base = self._machine().settled_for(waiter)
+        if self._would_fit(waiter, waiter.claim, base, self._steady_external()):
+            self._ask_replaced(waiter, now)
+            return
+        plan = self._plan(self._demand_of(waiter, waiter.claim, base, now), now)
+        if plan is None and waiter.lease.claim.floating and not passing.protected(waiter, now.monotonic, self._policy):
+            # Another card, where asking helps, is worth more than the one where least is missing.
+            for target in placements(waiter.lease.claim, self._ceilings, self._external, base):
+                plan = self._plan(self._demand_of(waiter, target, base, now), now)
+                if plan is not None:
+                    self._set_target(waiter, target)
+                    break
+        if plan is None:
+            return
+        for lease_id in plan.shrink:
+            self._ask_to_shrink(self._entries[lease_id], now)
+        if plan.vacate:
+            self._ask(waiter, plan.vacate, now)
+
+    def _ask(self, waiter: Waiter, lease_ids: tuple[str, ...], now: Moment) -> None:
+        for lease_id in lease_ids:
+            self._vacate(self._entries[lease_id], now, asked_by=waiter.lease.lease_id)
+            waiter.asked[lease_id] = None
+        waiter.asked_until = now.monotonic + self._policy.vacate_s
+        self._tell(EventKind.RECLAIMING, now, waiter.lease, asked=lease_ids)
+
+    def _ask_replaced(self, waiter: Waiter, now: Moment) -> None:
+        """The lease that a waiter replaces is its willing victim, and asked last: when nothing else is missing."""
+        replaced = self._replaced(waiter)
+        if replaced is None:
+            return
+        without = self._usage.copy()
+        without.remove(replaced)
+        if self._would_fit(waiter, waiter.claim, without, self._external):
+            self._ask(waiter, (waiter.replaces,), now)
+
+    def _would_fit(self, waiter: Waiter, target: Claim, usage: Usage, external: External) -> bool:
+        return isinstance(passing.price_of(waiter, target, self._ceilings, external, usage), Charge)
+
+    def _demand_of(self, waiter: Waiter, target: Claim, base: Usage, now: Moment) -> Demand:
+        return Demand(
+            target,
+            waiter.lease.exclusive,
+            waiter.lease.memory_limit_bytes,
+            waiter.level,
+            base,
+            waiter.while_holding | {waiter.replaces},
+            passing.overdue(waiter, now.monotonic, self._policy),
+        )
+
+    def _plan(self, demand: Demand, now: Moment) -> Plan | None:
+        """Whom to ask so that a claim fits; None: asking helps nothing, and so nobody is asked (rule 20)."""
+        steady = self._steady_external()
+
+        def fits(usage: Usage, external: External = steady) -> bool:
+            priced = price(
+                demand.target,
+                self._ceilings,
+                external,
+                usage,
+                exclusive=demand.exclusive,
+                host_limit_bytes=demand.host_limit_bytes,
+            )
+            return isinstance(priced, Charge)
+
+        optional = [lease_id for lease_id in self._shrinkable if lease_id not in demand.spared]
+        base = demand.base.copy()
+        for lease_id in optional:
+            base.add_optional(self._entries[lease_id].lease.charge, -1)
+        if optional and fits(base):
+            # Optional bytes are given back first, and that is enough (rule 4).
+            plan, after = self._shrink_only(optional, demand.base, fits), base
+        else:
+            if not fits(self._residents.without(base, demand.level, ripe_only=not demand.staged)):
+                return None
+            pools = short_pools(demand.target, self._ceilings, steady, base, exclusive=demand.exclusive)
+            places = pools.union(devices_of(demand.target, self._ceilings))
+            chosen = choose(self._candidates(demand, places, now), base, fits, self._policy.exact_victims)
+            if not chosen:
+                return None
+            vacate = tuple(one.lease_id for one in chosen if one.askable_now)
+            later = tuple(one.lease_id for one in chosen if not one.askable_now)
+            kept = [lease_id for lease_id in optional if lease_id not in vacate and lease_id not in later]
+            plan = Plan(vacate, later, tuple(kept) if not later else ())
+            after = base.copy()
+            for one in chosen:
+                after.remove(one.charge)
+        if self._external != steady and not fits(after, self._external):
+            return None  # it would not suffice as long as programs outside hold what they hold just now
+        return plan
+
+    def _candidates(self, demand: Demand, places: Iterable[str], now: Moment) -> Iterator[Candidate]:
+        if demand.staged:
+            residents = self._residents.staged(places, demand.level, now.monotonic)
+        else:
+            residents = self._residents.ripe(places, demand.level)
+        for resident in residents:
+            if resident.lease_id not in demand.spared:
+                yield Candidate(
+                    resident.lease_id,
+                    self._still_counted(resident),
+                    resident.last_use,
+                    resident.ripe or (demand.staged and resident.may_be_asked(now.monotonic)),
+                )
+
+    def _still_counted(self, resident: Resident) -> Charge:
+        """What of a resident's charge is in the base of a plan: its optional bytes have been taken out there."""
+        entry = self._entries[resident.lease_id]
+        gone = entry.shrink is not None or resident.lease_id in self._shrinkable
+        return required_of(resident.charge) if gone else resident.charge
+
+    def _shrink_only(self, optional: list[str], base: Usage, fits: passing.Fits) -> Plan:
+        usage = base.copy()
+        asked: list[str] = []
+        for lease_id in sorted(optional, key=lambda one: (self._entries[one].idle_since, one)):
+            usage.add_optional(self._entries[lease_id].lease.charge, -1)
+            asked.append(lease_id)
+            if fits(usage):
+                break
+        for lease_id in list(asked):
+            usage.add_optional(self._entries[lease_id].lease.charge)
+            if fits(usage):
+                asked.remove(lease_id)
+            else:
+                usage.add_optional(self._entries[lease_id].lease.charge, -1)
+        return Plan(shrink=tuple(asked))
+
+    def _steady_external(self) -> External:
+        return self._with_overruns(self._steady) if self._overruns else self._steady
+
+    # -- which card a waiter aims at -------------------------------------------------------------------------------
+
+    def _aim_anew(self, waiter: Waiter, now: Moment) -> None:
+        """Rule 17: a waiter for any card aims at the one where least is missing. The aim of a protected one is frozen,
+        unless what is pinned, suspect or overdue makes it hopeless: cards of 2 and 2, one of them pinned, and w waits
+        there while the other one is given to others again and again (exhaustive search)."""
+        claim = waiter.lease.claim
+        settled = self._usage.less(self._pending)
+        if not passing.protected(waiter, now.monotonic, self._policy):
+            target = aim(claim, self._ceilings, self._external, settled, waiter.claim)
+        elif self._would_fit(waiter, waiter.claim, self._stuck, self._external):
+            return
+        else:
+            hopeful = (
+                target
+                for target in placements(claim, self._ceilings, self._external, settled)
+                if self._would_fit(waiter, target, self._stuck, self._external)
+            )
+            target = next(hopeful, None)
+        if target is not None and target != waiter.claim:
+            self._set_target(waiter, target)
+
+    def _set_target(self, waiter: Waiter, target: Claim) -> None:
+        self._queue.remove(waiter.sequence)
+        waiter.claim = target
+        waiter.pools = pools_wanted(target, self._ceilings)
+        waiter.required = passing.required_alone(
+            target, self._ceilings, exclusive=waiter.lease.exclusive, limit_bytes=waiter.lease.memory_limit_bytes
+        )
+        self._queue.add(waiter)
