@@ -43,6 +43,9 @@ from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 
+# Helpers lie beside the tests, and pytest's importlib mode puts no test folder on the path.
+sys.path.insert(0, str(Path(__file__).parent))
+
 HOME = Home("boot-1", "pid:[1]")
 START_WALL = 1_000_000.0
 
