@@ -100,7 +100,9 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
             return Preview(refusal=refusal)
         waiter = self._candidate(replace(ask, request_id=""), None, now)
         # The caller's own lease counts as gone: it is the caller who decides when.
-        replaced, waiter.replaces = self._replaced(waiter), ""
+        replaced = self._replaced(waiter)
+        waiter.while_holding |= {waiter.replaces}
+        waiter.replaces = ""
         if replaced is not None:
             self._usage.remove(replaced)
         try:
@@ -336,7 +338,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         for target in targets:
             if self._held(claim, target) is not None or self._would_fit(waiter, target, base, self._steady_external()):
                 continue
-            plan = self._plan(self._demand_of(waiter, target, base, now), now)
+            plan = self._plan(replace(self._demand_of(waiter, target, base, now), patient=True), now)
             if plan is None:
                 continue
             after = base.copy()

@@ -268,15 +268,18 @@ def place(
     """(bytes on the card, bytes to the host) for `size` more bytes on one card."""
     alone = usage.holders.get(device, 0) == 0
     if not ceilings.spill_allowed and usage.spilled_from.get(device, 0) > 0:
-        return Shortage(device, size, "SPILLED_DEVICE")
+        return Shortage(device, max(1, usage.devices.get(device, 0)), "SPILLED_DEVICE")
     room = room_on(device, ceilings, external, usage)
     if size <= room:
         return size, 0
     if (ceilings.spill_allowed or alone) and (room > 0 or spills_already):
         on_card = max(0, room)
         return on_card, size - on_card
-    without_external = ceilings.pool_bytes(device) - usage.devices.get(device, 0)
-    return Shortage(device, size - max(0, room), "EXTERNAL" if size <= without_external else "COMMITTED")
+    missing, others = size - max(0, room), usage.devices.get(device, 0)
+    if size <= ceilings.pool_bytes(device) - others:
+        return Shortage(device, missing, "EXTERNAL")
+    # Larger than the card, it would be let in alone, and spill: so no more has to go than what others hold.
+    return Shortage(device, min(missing, others) if 0 < others and 0 < room + others else missing, "COMMITTED")
 
 
 def room_on(device: str, ceilings: Ceilings, external: External, usage: Usage) -> int:

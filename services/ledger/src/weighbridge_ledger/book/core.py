@@ -106,6 +106,8 @@ class BookCore:
         self._pending = Usage()
         self._stuck = Usage()
         """The part of usage that nobody can be asked for: pinned, suspect, overdue."""
+        self._overdue: dict[str, None] = {}
+        """Leases that did not vacate in time."""
         self._residents = Residents()
         self._shrinkable: dict[str, None] = {}
         """Leases with optional bytes that were not asked back."""
@@ -372,6 +374,7 @@ class BookCore:
         self._uncharge(entry)
         del self._entries[lease.lease_id]
         self._residents.drop(lease.lease_id)
+        self._overdue.pop(lease.lease_id, None)
         self._shrinkable.pop(lease.lease_id, None)
         self._loading.pop(lease.lease_id, None)
         self._set_overrun(entry, {})
@@ -422,6 +425,11 @@ class BookCore:
         if due is not None and (entry.timer is None or due < entry.timer):
             entry.timer = due
             self._look_at(entry.lease.lease_id, due)
+
+    def _look_at_waiter(self, waiter: Waiter, due: float) -> None:
+        if waiter.timer is None or due < waiter.timer:
+            waiter.timer = due
+            self._look_at(waiter.lease.lease_id, due)
 
     def _look_at(self, lease_id: str, when: float) -> None:
         heappush(self._timers, (when, next(self._timer_numbers), lease_id))

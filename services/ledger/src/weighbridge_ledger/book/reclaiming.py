@@ -1,5 +1,6 @@
 """Who is asked to give bytes back for the claims that wait (rules 3, 4, 17 to 20, 22, 24)."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class Demand:
     """Leases that are not asked for it."""
     staged: bool = False
     """It is protected for good: it plans over busy and young holders too (rule 20)."""
+    patient: bool = False
+    """A what-if: idle holders count that may be asked only in a moment, because they are young."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class ReclaimCore(BookCore):
             self._vacate(self._entries[lease_id], now, asked_by=waiter.lease.lease_id)
             waiter.asked[lease_id] = None
         waiter.asked_until = now.monotonic + self._policy.vacate_s
+        # From then on others may overtake it again: a moment to look at the queue, whatever else happens.
+        self._look_at_waiter(waiter, waiter.asked_until)
         self._tell(EventKind.RECLAIMING, now, waiter.lease, asked=lease_ids)
 
     def _ask_replaced(self, waiter: Waiter, now: Moment) -> None:
@@ -138,7 +143,7 @@ class ReclaimCore(BookCore):
             # Optional bytes are given back first, and that is enough (rule 4).
             plan, after = self._shrink_only(optional, demand.base, fits), base
         else:
-            if not fits(self._residents.without(base, demand.level, ripe_only=not demand.staged)):
+            if not fits(self._residents.without(base, demand.level, ripe_only=not (demand.staged or demand.patient))):
                 return None
             pools = short_pools(demand.target, self._ceilings, steady, base, exclusive=demand.exclusive)
             places = pools.union(devices_of(demand.target, self._ceilings))
@@ -157,18 +162,19 @@ class ReclaimCore(BookCore):
         return plan
 
     def _candidates(self, demand: Demand, places: Iterable[str], now: Moment) -> Iterator[Candidate]:
-        if demand.staged:
+        if demand.staged or demand.patient:
             residents = self._residents.staged(places, demand.level, now.monotonic)
         else:
             residents = self._residents.ripe(places, demand.level)
         for resident in residents:
-            if resident.lease_id not in demand.spared:
-                yield Candidate(
-                    resident.lease_id,
-                    self._still_counted(resident),
-                    resident.last_use,
-                    resident.ripe or (demand.staged and resident.may_be_asked(now.monotonic)),
-                )
+            if resident.lease_id in demand.spared or (demand.patient and resident.last_use == math.inf):
+                continue
+            yield Candidate(
+                resident.lease_id,
+                self._still_counted(resident),
+                resident.last_use,
+                resident.ripe or demand.patient or resident.may_be_asked(now.monotonic),
+            )
 
     def _still_counted(self, resident: Resident) -> Charge:
         """What of a resident's charge is in the base of a plan: its optional bytes have been taken out there."""

@@ -39,6 +39,7 @@ class TimedCore(SettlingCore):
             # Overdue bytes are no longer hoped for: counting them, a 3-of-4 claim waited 1,087 s instead of 206 (P).
             self._pending.remove(lease.charge)
             entry.overdue = True
+            self._overdue[lease.lease_id] = None
             self._tell(EventKind.OVERDUE, now, lease)
         if entry.shrink is not None and entry.shrink.deadline <= now.monotonic:
             self._forget_shrink(entry)
@@ -83,10 +84,9 @@ class TimedCore(SettlingCore):
         protected_at = waiter.since + self._policy.protect_after_s
         if protected_at > now.monotonic:
             dues.append(protected_at)
-        due = min(dues)
-        if waiter.timer is None or due < waiter.timer:
-            waiter.timer = due
-            self._look_at(waiter.lease.lease_id, due)
+        if waiter.asked_until > now.monotonic:
+            dues.append(waiter.asked_until)
+        self._look_at_waiter(waiter, min(dues))
 
     def _extend_after(self, gap: float, now: Moment) -> None:
         """Nobody could renew while the ledger stood still: every term that may have suffered starts anew (rule 14)."""

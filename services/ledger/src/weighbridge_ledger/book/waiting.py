@@ -70,7 +70,13 @@ class WaitVerbs(BookCore):
         """What a claim waits for just now."""
         hold = self._held(waiter.lease.claim, waiter.claim)
         held: tuple[WaitReason, ...] = () if hold is None else (WaitReason(WaitCode(hold.code), hold.message),)
-        late = tuple(one for one in waiter.asked if one in self._entries and self._entries[one].overdue)
+        if waiter.replaces and (replaced := self._entries.get(waiter.replaces)) is not None:
+            usage = self._usage.copy()
+            usage.remove(replaced.lease.charge)
+        else:
+            replaced, usage = None, self._usage
+        priced = passing.price_of(waiter, waiter.claim, self._ceilings, self._external, usage)
+        late = self._late_for(waiter, priced if isinstance(priced, Shortage) else None)
         if late:
             size = sum(self._entries[one].lease.charge.total_bytes for one in late)
             text = (
@@ -78,12 +84,6 @@ class WaitVerbs(BookCore):
                 "operator can end what hangs."
             )
             held += (WaitReason(WaitCode.HOLDER_DID_NOT_VACATE, text, late[:HOLDERS_NAMED], size),)
-        if waiter.replaces and (replaced := self._entries.get(waiter.replaces)) is not None:
-            usage = self._usage.copy()
-            usage.remove(replaced.lease.charge)
-        else:
-            replaced, usage = None, self._usage
-        priced = passing.price_of(waiter, waiter.claim, self._ceilings, self._external, usage)
         if isinstance(priced, Shortage):
             return (*held, self._shortage_reason(waiter, priced))
         if replaced is not None:
@@ -94,6 +94,14 @@ class WaitVerbs(BookCore):
             return held
         text = f"Waits for {ahead} earlier claim{'s' if ahead != 1 else ''}."
         return (WaitReason(WaitCode.EARLIER_CLAIM, text),)
+
+    def _late_for(self, waiter: Waiter, shortage: Shortage | None) -> tuple[str, ...]:
+        """Holders in its way that are overdue: those who were asked for it, and where bytes are missing those who were
+        asked for another, or gave their lease back and whose engine hangs."""
+        if shortage is None:
+            return tuple(one for one in self._overdue if one in waiter.asked)
+        in_its_way = self._overdue if shortage.cause == "LIMIT" else self._by_pool.get(shortage.pool, {})
+        return tuple(one for one in self._overdue if one in waiter.asked or one in in_its_way)
 
     def _shortage_reason(self, waiter: Waiter, shortage: Shortage) -> WaitReason:
         text = waits_text(waiter.claim, shortage, self._ceilings, self._external, self._usage)
