@@ -15,6 +15,7 @@ from weighbridge_common.processes import ProcessIdentity
 from weighbridge_ledger.book import Ceilings, Charge, Claim, Lease, LeaseState, Policy, Refused, Snapshot
 from weighbridge_ledger.book.records import Ended, PutCounter, PutLease, PutWishes, Ticket
 from weighbridge_ledger.store import Observation, PutObservation, SqliteStore
+from weighbridge_ledger.store.migrations import SCHEMA_VERSION
 from weighbridge_ledger.tools.audit import audit
 from weighbridge_ledger.tools.check import check
 
@@ -178,7 +179,7 @@ def test_a_sound_database_is_sound_and_left_alone(path: Path) -> None:
     before, beside = path.read_bytes(), {file.name for file in path.parent.iterdir()}
     report = check(path, CEILINGS, Policy())
     assert report.sound
-    assert (report.schema, len(report.snapshot.leases), report.observations) == (1, 2, 1)
+    assert (report.schema, len(report.snapshot.leases), report.observations) == (SCHEMA_VERSION, 2, 1)
     assert report.epoch.endswith(".1")
     assert path.read_bytes() == before
     assert {file.name for file in path.parent.iterdir()} == beside

@@ -3,8 +3,6 @@
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,21 +10,15 @@ import pytest
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_ledger.book import Charge, Claim, DeviceWant, Lease, LeaseState, Purpose, Snapshot
 from weighbridge_ledger.book.records import (
-    DropEnded,
     DropLease,
-    DropTicket,
     Ended,
-    PutCounter,
-    PutEnded,
     PutLease,
     PutTicket,
-    PutWishes,
     Ticket,
 )
 from weighbridge_ledger.store import (
     MemoryStore,
     Observation,
-    PutObservation,
     SqliteStore,
     Store,
     StoreError,
@@ -68,88 +60,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "ledger.db")
     yield made
     made.close()
-
-
-# -- every store ---------------------------------------------------------------------------------------------------
-
-
-def test_an_empty_store_holds_nothing(store: Store) -> None:
-    assert store.load() == Snapshot()
-    assert store.last_observation() == 0
-
-
-def test_every_field_comes_back(store: Store) -> None:
-    store.commit([PutLease(LEASE), PutTicket(TICKET), PutEnded(ENDED), PutCounter(9), PutWishes(2**35, False)])
-    assert store.load() == Snapshot((LEASE,), (TICKET,), (ENDED,), 9, 2**35, False)
-
-
-def test_the_last_write_of_a_record_counts(store: Store) -> None:
-    later = Lease(**{name: getattr(LEASE, name) for name in LEASE.__slots__} | {"state": LeaseState.VACATING})
-    store.commit([PutLease(LEASE), PutLease(later), PutTicket(TICKET), DropTicket("r2")])
-    assert store.load() == Snapshot(leases=(later,))
-    store.commit([DropLease("l1"), PutEnded(ENDED)])
-    store.commit([DropEnded("l0")])
-    assert store.load() == Snapshot()
-
-
-def test_dropping_what_is_not_there_is_harmless(store: Store) -> None:
-    store.commit([DropLease("x"), DropTicket("x"), DropEnded("x")])
-    assert store.load() == Snapshot()
-
-
-def test_wishes_can_be_taken_back(store: Store) -> None:
-    store.commit([PutWishes(5, True)])
-    store.commit([PutWishes(None, None)])
-    assert (store.load().limit_bytes, store.load().allow_spill) == (None, None)
-
-
-def test_no_epoch_comes_twice(store: Store) -> None:
-    assert len({store.begin_epoch() for _ in range(3)}) == 3
-
-
-def test_observations_are_found_latest_first(store: Store) -> None:
-    ones = [
-        Observation("d1" if number % 2 else "d2", "b", "s", 1, 2, 3, 0.5, 1.0, "n", "l", number)
-        for number in range(1, 8)
-    ]
-    store.commit([PutObservation(one) for one in ones])
-    assert [one.number for one in store.observations("d1", "", "", None, 2)] == [7, 5]
-    assert [one.number for one in store.observations("d1", "b", "s", 5, 10)] == [3, 1]
-    assert store.observations("d1", "other", "", None, 10) == []
-    assert store.last_observation() == 7
-    assert store.observations("d2", "", "", None, 1) == [ones[5]]
-
-
-# -- SQLite --------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_committed_survives_reopening(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    first = SqliteStore(path)
-    epoch = first.begin_epoch()
-    first.commit([PutLease(LEASE), PutCounter(7), PutObservation(OBSERVATION)])
-    first.close()
-    second = SqliteStore(path)
-    assert second.load() == Snapshot(leases=(LEASE,), counter=7)
-    assert second.observations("", "", "", None, 10) == [OBSERVATION]
-    assert second.begin_epoch() != epoch
-    second.close()
-
-
-def test_what_was_committed_survives_a_kill(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    code = (
-        "import os, pathlib, signal\n"
-        "from weighbridge_ledger.book.records import PutCounter\n"
-        "from weighbridge_ledger.store import SqliteStore\n"
-        f"store = SqliteStore(pathlib.Path({str(path)!r}))\n"
-        "store.commit([PutCounter(41)])\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=False)
-    store = SqliteStore(path)
-    assert store.load().counter == 41
-    store.close()
 
 
 def test_nobody_else_can_read_it(tmp_path: Path) -> None:

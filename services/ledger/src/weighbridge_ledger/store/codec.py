@@ -1,4 +1,9 @@
-"""Records as JSON text and back. Written by hand, field by field: a row must still be readable by the next version."""
+"""Records as JSON text and back. Written by hand, field by field: a row must still be readable by the next version.
+
+What a version adds comes last, and is taken to be at its default in the rows of earlier ones. Version 0.2 (schema 2)
+added Claim.cpu_only, what is optional, on the GPU and exclusive of a Charge, Lease.exclusive, loaded_wall and load_s,
+and Observation.claimed_bytes.
+"""
 
 import json
 from typing import Any
@@ -41,6 +46,9 @@ def encode_lease(lease: Lease) -> str:
             "requested": lease.requested_wall,
             "granted": lease.granted_wall,
             "activated": lease.activated_wall,
+            "exclusive": lease.exclusive,
+            "loaded": lease.loaded_wall,
+            "load_s": lease.load_s,
         }
     )
 
@@ -55,7 +63,7 @@ def decode_lease(lease_id: str, fence: int, text: str) -> Lease:
         sequence=row["sequence"],
         state=LeaseState(row["state"]),
         claim=_read_claim(row["claim"]),
-        charge=Charge(row["charge"][0], _pairs(row["charge"][1]), _pairs(row["charge"][2])),
+        charge=_read_charge(row["charge"]),
         holder=_read_process(row["holder"]),
         engines=tuple(_read_process(process) for process in row["engines"]),
         foreign=row["foreign"],
@@ -71,6 +79,9 @@ def decode_lease(lease_id: str, fence: int, text: str) -> Lease:
         requested_wall=row["requested"],
         granted_wall=row["granted"],
         activated_wall=row["activated"],
+        exclusive=row.get("exclusive", False),
+        loaded_wall=row.get("loaded", 0.0),
+        load_s=row.get("load_s", 0.0),
     )
 
 
@@ -99,14 +110,26 @@ def decode_ended(lease_id: str, text: str) -> Ended:
 def encode_observation(one: Observation) -> str:
     """The figures of an observation as JSON; what it is looked up by stands in columns."""
     return _text(
-        [one.planned_bytes, one.granted_bytes, one.peak_bytes, one.load_s, one.observed_wall, one.node_id, one.lease_id]
+        [
+            one.planned_bytes,
+            one.granted_bytes,
+            one.peak_bytes,
+            one.load_s,
+            one.observed_wall,
+            one.node_id,
+            one.lease_id,
+            one.claimed_bytes,
+        ]
     )
 
 
 def decode_observation(number: int, digest: str, build: str, shape: str, text: str) -> Observation:
     """What `encode_observation` wrote."""
-    planned, granted, peak, load_s, observed_wall, node_id, lease_id = json.loads(text)
-    return Observation(digest, build, shape, planned, granted, peak, load_s, observed_wall, node_id, lease_id, number)
+    planned, granted, peak, load_s, observed_wall, node_id, lease_id, *added = json.loads(text)
+    (claimed,) = added or (0,)
+    return Observation(
+        digest, build, shape, planned, granted, peak, load_s, observed_wall, node_id, lease_id, number, claimed
+    )
 
 
 def _text(value: Any) -> str:
@@ -115,16 +138,35 @@ def _text(value: Any) -> str:
 
 def _claim(claim: Claim) -> list[Any]:
     devices = [[want.device_id, want.required_bytes, want.optional_bytes] for want in claim.devices]
-    return [claim.host_bytes, devices, claim.optional_host_bytes, claim.source]
+    return [claim.host_bytes, devices, claim.optional_host_bytes, claim.source, claim.cpu_only]
 
 
 def _read_claim(row: list[Any]) -> Claim:
-    host_bytes, devices, optional_host_bytes, source = row
-    return Claim(host_bytes, tuple(DeviceWant(*want) for want in devices), optional_host_bytes, source)
+    host_bytes, devices, optional_host_bytes, source, *added = row
+    (cpu_only,) = added or (False,)
+    return Claim(host_bytes, tuple(DeviceWant(*want) for want in devices), optional_host_bytes, source, cpu_only)
 
 
 def _charge(charge: Charge) -> list[Any]:
-    return [charge.host_bytes, charge.devices, charge.spilled]
+    return [
+        charge.host_bytes,
+        charge.devices,
+        charge.spilled,
+        charge.optional_host_bytes,
+        charge.optional_devices,
+        charge.on_gpu,
+        charge.exclusive,
+    ]
+
+
+def _read_charge(row: list[Any]) -> Charge:
+    host_bytes, devices, spilled, *added = row
+    # What was granted without a card by a version that did not ask may well be on the GPU of a unified machine: whoever
+    # wants that for itself waits for it. Where there is no such GPU this says nothing.
+    optional_host, optional_devices, on_gpu, exclusive = added or (0, [], not devices, False)
+    return Charge(
+        host_bytes, _pairs(devices), _pairs(spilled), optional_host, _pairs(optional_devices), on_gpu, exclusive
+    )
 
 
 def _pairs(rows: list[list[Any]]) -> tuple[tuple[str, int], ...]:

@@ -1,12 +1,14 @@
 """What the tables hold, as the values that the book knows."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from weighbridge_ledger.book.records import Snapshot
 from weighbridge_ledger.store import codec
+from weighbridge_ledger.store.database_file import DamagedError, left_alone
 from weighbridge_ledger.store.interface import Observation
 
 T = TypeVar("T")
@@ -45,6 +47,19 @@ def read_observations(db: sqlite3.Connection) -> tuple[tuple[Observation, ...], 
     bad: list[Unreadable] = []
     columns = "number, model_digest, engine_build, shape, record"
     return tuple(_decoded(db, "observations", columns, codec.decode_observation, bad)), tuple(bad)
+
+
+def refuse_unreadable(path: Path, unreadable: Sequence[Unreadable]) -> None:
+    """Nothing, if all records of the database `path` can be read.
+
+    Raises:
+        DamagedError: one cannot.
+    """
+    if unreadable:
+        first = unreadable[0]
+        raise DamagedError(
+            f"{path} holds records that cannot be read ({first.table} {first.key}: {first.problem}). {left_alone(path)}"
+        )
 
 
 def _decoded(

@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from weighbridge_ledger.store.interface import StoreRefusedError
-from weighbridge_ledger.store.migrations import MIGRATIONS
+from weighbridge_ledger.store.migrations import APPLICATION_ID, SCHEMA_VERSION, schema_of
 
 T = TypeVar("T")
-
-APPLICATION_ID = 0x57424C47
-"""Marks our files for SQLite and for `file`: "WBLG"."""
-
-SCHEMA_VERSION = len(MIGRATIONS)
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -36,17 +31,17 @@ class OtherProgramError(StoreRefusedError):
     """The file is somebody else's."""
 
 
-def examine(path: Path) -> None:
+def examine(path: Path) -> int:
     """Refuse what is not ours, damaged or newer. Nothing is changed, nor is any file made beside it.
 
-    An absent or empty file is well: it will become a database.
+    Returns:
+        Its schema; 0: it is absent or empty, and will become a database.
 
     Raises:
         DamagedError, NewerSchemaError, OtherProgramError: it is that.
         StoreRefusedError: it cannot be read.
     """
-    if path.exists() and path.stat().st_size > 0:
-        read(path, lambda db: None)
+    return read(path, schema_of) if path.exists() and path.stat().st_size > 0 else 0
 
 
 def read(path: Path, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -115,7 +110,7 @@ def _check_header(path: Path) -> None:
 
 
 def _check_contents(path: Path, db: sqlite3.Connection) -> None:
-    _check_version(path, db.execute("PRAGMA user_version").fetchone()[0])
+    _check_version(path, schema_of(db))
     application = db.execute("PRAGMA application_id").fetchone()[0]
     # Ours carries its mark from the transaction on that made its first table.
     if application != APPLICATION_ID and (application or db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()):

@@ -5,9 +5,9 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from weighbridge_ledger.store.database_file import read
+from weighbridge_ledger.store.database_file import DamagedError, left_alone, read
 from weighbridge_ledger.store.interface import StoreRefusedError
-from weighbridge_ledger.store.sqlite import migrate
+from weighbridge_ledger.store.migrations import migrate, schema_of
 
 LARGEST_IMAGE_BYTES = 2**30
 """Everything that a ledger remembers is bounded: 10,000 measured peaks and some thousands of leases are a few MiB."""
@@ -29,8 +29,14 @@ def image(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
             if pages * page_bytes > LARGEST_IMAGE_BYTES:
                 raise StoreRefusedError(f"{path} is larger than any ledger's database (1 GiB). It was not read.")
             db.backup(copy)
-            return int(db.execute("PRAGMA user_version").fetchone()[0])
+            return schema_of(db)
 
         schema = read(path, fill)
-        migrate(copy)
+        try:
+            migrate(copy)
+        except sqlite3.Error as error:
+            raise DamagedError(
+                f"{path} holds records of schema {schema} that cannot be brought up to date ({error}). "
+                f"{left_alone(path)}"
+            ) from error
         yield copy, schema

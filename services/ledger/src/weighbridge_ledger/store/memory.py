@@ -1,5 +1,6 @@
 """A store without a disk, for tests and what-ifs: the same contract except that it dies with its process."""
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,10 +19,13 @@ from weighbridge_ledger.book.records import (
     Ticket,
 )
 from weighbridge_ledger.book.states import Lease
-from weighbridge_ledger.store.interface import AnyWrite, Observation, PutObservation, StoreError
-
-OBSERVATIONS_KEPT = 10_000
-"""Older measured peaks are forgotten: prices move with engine builds, and a p95 needs tens, not thousands."""
+from weighbridge_ledger.store.interface import (
+    OBSERVATIONS_KEPT,
+    AnyWrite,
+    Observation,
+    PutObservation,
+    StoreError,
+)
 
 
 class MemoryStore:
@@ -33,6 +37,7 @@ class MemoryStore:
         self._ended: dict[str, Ended] = {}
         self._observations: dict[int, Observation] = {}
         self._rest = Snapshot()
+        self._id = uuid.uuid4().hex[:12]
         self._epochs = 0
         self.fail_with: str | None = None
         self.commits = 0
@@ -40,7 +45,7 @@ class MemoryStore:
     def begin_epoch(self) -> str:
         """See Store."""
         self._epochs += 1
-        return f"memory-{id(self):x}.{self._epochs}"
+        return f"{self._id}.{self._epochs}"
 
     def load(self) -> Snapshot:
         """See Store."""
@@ -74,10 +79,13 @@ class MemoryStore:
                     self._rest = replace(self._rest, counter=max(self._rest.counter, counter))
                 case PutWishes(limit_bytes, allow_spill):
                     self._rest = replace(self._rest, limit_bytes=limit_bytes, allow_spill=allow_spill)
-                case PutObservation(observation):
-                    self._observations[observation.number] = observation
-                    while len(self._observations) > OBSERVATIONS_KEPT:
-                        del self._observations[min(self._observations)]
+                case PutObservation(observation, unless_recorded):
+                    self._observe(observation, unless_recorded=unless_recorded)
+
+    def probe(self) -> None:
+        """See Store."""
+        if self.fail_with is not None:
+            raise StoreError(self.fail_with)
 
     def last_observation(self) -> int:
         """See Store."""
@@ -107,3 +115,14 @@ class MemoryStore:
 
     def close(self) -> None:
         """See Store."""
+
+    def _observe(self, observation: Observation, *, unless_recorded: bool) -> None:
+        lease_id = observation.lease_id
+        earlier = [one.number for one in self._observations.values() if lease_id and one.lease_id == lease_id]
+        if earlier and unless_recorded:
+            return
+        for number in earlier:
+            del self._observations[number]
+        self._observations[observation.number] = observation
+        for number in [one for one in self._observations if one <= observation.number - OBSERVATIONS_KEPT]:
+            del self._observations[number]

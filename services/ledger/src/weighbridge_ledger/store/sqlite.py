@@ -6,14 +6,14 @@ lease outlives its process, so it is not for us.
 """
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import structlog
 
 from weighbridge_ledger.book.records import (
     DropEnded,
@@ -27,11 +27,19 @@ from weighbridge_ledger.book.records import (
     Snapshot,
 )
 from weighbridge_ledger.store import codec
-from weighbridge_ledger.store.contents import read_snapshot
-from weighbridge_ledger.store.database_file import APPLICATION_ID, DamagedError, examine, left_alone
-from weighbridge_ledger.store.interface import AnyWrite, Observation, PutObservation, StoreError, StoreRefusedError
-from weighbridge_ledger.store.memory import OBSERVATIONS_KEPT
-from weighbridge_ledger.store.migrations import MIGRATIONS
+from weighbridge_ledger.store.contents import read_snapshot, refuse_unreadable
+from weighbridge_ledger.store.database_file import DamagedError, examine, left_alone
+from weighbridge_ledger.store.interface import (
+    OBSERVATIONS_KEPT,
+    AnyWrite,
+    Observation,
+    PutObservation,
+    StoreError,
+    StoreRefusedError,
+)
+from weighbridge_ledger.store.lock import StoreLock
+from weighbridge_ledger.store.migrations import SCHEMA_VERSION, migrate
+from weighbridge_ledger.store.upgrade import prepare
 
 DATABASE = "ledger.db"
 """Its name in the ledger's data folder."""
@@ -41,12 +49,21 @@ CHECKPOINT_PAGES = 128
 then on it is overwritten where it lies, and syncing a file that does not grow changes nothing in the file system's own
 records: a commit took 156 µs instead of 219 (medians of 700, ext4, November 2026)."""
 
+PROBE = "probe"
+"""The record of a probe; one that was killed leaves it, and nothing reads it."""
+
+PROBE_BYTES = 64 * 4096
+"""Twice the pages that a batch of 32 admissions rewrites: each lease may lie on a page of its own."""
+
+_log = structlog.get_logger(__name__)
+
 
 class SqliteStore:
     """One file, one owner.
 
     Args:
-        path: the database; its folder is made (0700) if it is missing. A lock file beside it keeps a second ledger out.
+        path: the database; its folder is made (0700) if it is missing. One of an earlier version is brought up to this
+            version's schema, in one step and once a copy of it lies beside it.
 
     Raises:
         StoreRefusedError: another ledger has it, it is no database of ours, it is damaged, or a newer version wrote it.
@@ -54,19 +71,29 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path) -> None:
-        # A link is another name for the same file: the lock lies beside the file itself, and so does SQLite's log.
+        # A symbolic link is another name for the same file: SQLite's log lies beside the file itself.
         path = path.resolve()
         self._path = path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreRefusedError(f"The folder {path.parent} cannot be made: {error.strerror}.") from error
-        self._lock = _lock(path.with_name(path.name + ".lock"))
+        self._lock = StoreLock(path)
         try:
-            examine(path)
+            schema = examine(path)
+            if 0 < schema < SCHEMA_VERSION:
+                copy = prepare(path, schema)
+                _log.info("store_migrating", schema=schema, to=SCHEMA_VERSION, copy=str(copy))
+            self._lock.confirm()
             self._db = _open(path)
         except BaseException:
-            os.close(self._lock)
+            self._lock.release()
+            raise
+        try:
+            self._lock.confirm()
+        except BaseException:
+            self._db.close()
+            self._lock.release()
             raise
         self._closed = False
 
@@ -89,12 +116,7 @@ class SqliteStore:
             snapshot, unreadable = read_snapshot(self._db)
         except sqlite3.DatabaseError as error:
             raise DamagedError(f"{self._path} cannot be read ({error}). {left_alone(self._path)}") from error
-        if unreadable:
-            first = unreadable[0]
-            raise DamagedError(
-                f"{self._path} holds records that cannot be read ({first.table} {first.key}: {first.problem}). "
-                f"{left_alone(self._path)}"
-            )
+        refuse_unreadable(self._path, unreadable)
         return snapshot
 
     def commit(self, writes: Sequence[AnyWrite]) -> None:
@@ -107,6 +129,17 @@ class SqliteStore:
             for write in writes:
                 self._apply(write)
             self._db.execute("COMMIT")
+
+    def probe(self) -> None:
+        """See Store."""
+        with _as_store_errors(self._db):
+            # Not zeros: a file system that compresses has room for any number of those.
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (PROBE, os.urandom(PROBE_BYTES)))
+            try:
+                # The log alone may have room where the database has none, and a commit does not tell.
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                self._db.execute("DELETE FROM meta WHERE key = ?", (PROBE,))
 
     def last_observation(self) -> int:
         """See Store."""
@@ -138,7 +171,7 @@ class SqliteStore:
             self._closed = True
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
-            os.close(self._lock)
+            self._lock.release()
 
     def _apply(self, write: AnyWrite) -> None:
         db = self._db
@@ -161,14 +194,23 @@ class SqliteStore:
             case DropEnded(lease_id):
                 db.execute("DELETE FROM ended WHERE lease_id = ?", (lease_id,))
             case PutCounter(counter):
-                self._set_meta("counter", str(counter))
+                self._set_meta("counter", str(max(counter, int(self._meta("counter") or 0))))
             case PutWishes(limit_bytes, allow_spill):
                 self._set_meta("limit_bytes", "" if limit_bytes is None else str(limit_bytes))
                 self._set_meta("allow_spill", "" if allow_spill is None else str(int(allow_spill)))
-            case PutObservation(one):
+            case PutObservation(one, unless_recorded):
+                # A lease has one: the index on lease_id makes a later one replace the earlier, or give way to it.
                 db.execute(
-                    "INSERT OR REPLACE INTO observations VALUES (?, ?, ?, ?, ?)",
-                    (one.number, one.model_digest, one.engine_build, one.shape, codec.encode_observation(one)),
+                    f"INSERT OR {'IGNORE' if unless_recorded else 'REPLACE'} INTO observations "  # noqa: S608 # no value
+                    "(number, model_digest, engine_build, shape, lease_id, record) VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        one.number,
+                        one.model_digest,
+                        one.engine_build,
+                        one.shape,
+                        one.lease_id,
+                        codec.encode_observation(one),
+                    ),
                 )
                 db.execute("DELETE FROM observations WHERE number <= ?", (one.number - OBSERVATIONS_KEPT,))
 
@@ -184,39 +226,19 @@ class SqliteStore:
 def _as_store_errors(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except BaseException as error:
         with contextlib.suppress(sqlite3.Error):
             if db.in_transaction:
                 db.execute("ROLLBACK")
-        raise StoreError(str(error)) from error
-
-
-def _lock(path: Path) -> int:
-    """The exclusive lock of a store, held until the process ends: the kernel drops it with the last descriptor."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreRefusedError(f"{path} cannot be opened: {error.strerror}.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StoreRefusedError(
-            f"Another ledger (process {owner}) has the store in {path.parent}. One ledger owns one machine: stop it, "
-            "or give this one a data folder of its own."
-        ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+        if isinstance(error, sqlite3.Error):
+            raise StoreError(str(error)) from error
+        raise
 
 
 def _open(path: Path) -> sqlite3.Connection:
     try:
-        # Made before SQLite would, so that nobody else can read it for a moment.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    except (OSError, sqlite3.Error) as error:
+    except sqlite3.Error as error:
         raise StoreRefusedError(f"{path} cannot be opened: {error}.") from error
     try:
         _configure(db)
@@ -237,17 +259,3 @@ def _configure(db: sqlite3.Connection) -> None:
         # fsync on macOS leaves the data in the drive's cache; F_FULLFSYNC does not.
         db.execute("PRAGMA fullfsync = ON")
         db.execute("PRAGMA checkpoint_fullfsync = ON")
-
-
-def migrate(db: sqlite3.Connection) -> bool:
-    """Bring the schema of an open database up to this version's, each step whole or not at all; False: it was."""
-    version: Any = db.execute("PRAGMA user_version").fetchone()[0]
-    for step, statements in enumerate(MIGRATIONS[version:], version + 1):
-        db.execute("BEGIN IMMEDIATE")
-        for statement in statements:
-            db.execute(statement)
-        # PRAGMA takes no bound values; both are integers of ours.
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {step}")
-        db.execute("COMMIT")
-    return bool(version < len(MIGRATIONS))

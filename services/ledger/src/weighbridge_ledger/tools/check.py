@@ -6,9 +6,9 @@ from pathlib import Path
 
 from weighbridge_ledger.book import Ceilings, Policy, Snapshot
 from weighbridge_ledger.store.contents import Unreadable, read_observations, read_snapshot
-from weighbridge_ledger.store.database_file import SCHEMA_VERSION, DamagedError
+from weighbridge_ledger.store.database_file import DamagedError
 from weighbridge_ledger.store.image import image
-from weighbridge_ledger.store.sqlite import migrate
+from weighbridge_ledger.store.migrations import SCHEMA_VERSION, migrate
 from weighbridge_ledger.tools.audit import Finding, audit
 
 INTEGRITY_LINES = 20

@@ -14,8 +14,7 @@ from weighbridge_ledger.book import Book, Ceilings, EventKind, Home, Lease, Leas
 from weighbridge_ledger.book.book import Committed
 from weighbridge_ledger.book.records import Ticket, Write
 from weighbridge_ledger.service.sweep import IsAlive, dead_among
-from weighbridge_ledger.store.contents import read_snapshot
-from weighbridge_ledger.store.database_file import DamagedError, left_alone
+from weighbridge_ledger.store.contents import read_snapshot, refuse_unreadable
 from weighbridge_ledger.store.image import image
 from weighbridge_ledger.tools.check import epoch_of
 
@@ -65,12 +64,7 @@ def read_book(path: Path) -> tuple[Snapshot, int, str]:
     """
     with image(path) as (db, schema):
         snapshot, unreadable = read_snapshot(db)
-        if unreadable:
-            first = unreadable[0]
-            raise DamagedError(
-                f"{path} holds records that cannot be read ({first.table} {first.key}: {first.problem}). "
-                f"{left_alone(path)}"
-            )
+        refuse_unreadable(path, unreadable)
         return snapshot, schema, epoch_of(db)
 
 
