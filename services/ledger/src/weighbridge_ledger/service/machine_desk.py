@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +40,8 @@ other programs' memory for free just then would give it away."""
 FRESH_S = 1.0
 """A measurement so young is not repeated: adding up a large engine's pages takes a good part of a second, and people
 may ask for the capacity as often as they like."""
+
+Sleep = Callable[[float], Awaitable[None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -162,13 +165,13 @@ class MachineDesk:
         except Exception as error:
             _log.error("measuring_failed", **describe_error(error))
 
-    async def measure_for_ever(self, keeper: Keeper) -> None:
+    async def measure_for_ever(self, keeper: Keeper, sleep: Sleep = asyncio.sleep) -> None:
         """Measure at once and then again and again; returns at once on a declared machine."""
         while self.measures:
             await self.try_to_measure(keeper)
             rested_s = 0.0
             while rested_s < (PROBE_PERIOD_WAITING_S if keeper.book.queue_depth else PROBE_PERIOD_S):
-                await asyncio.sleep(LOOK_PERIOD_S)
+                await sleep(LOOK_PERIOD_S)
                 rested_s += LOOK_PERIOD_S
 
     async def watch_holds_for_ever(self, keeper: Keeper) -> None:
