@@ -90,7 +90,11 @@ async def test_top_shows_what_the_ledger_holds_and_why_others_wait(ledger, tmp_p
     # A host share of 24 GiB: 20 of it are 82 of 98 cells (81.7).
     assert f"[{'A' * 82}{'.' * 16}]" in text
     assert "1. holder-2: waits for 10.00 GiB" in text
-    assert "6.00 GiB of host memory must be given back by other models first. Held by A." in text
+    said = " ".join(text.split())
+    assert (
+        "6.00 GiB of memory must be given back first: other models hold 20.00 GiB of 24.00 GiB there. Held by A."
+        in said
+    )
     call.cancel()
 
 

@@ -130,9 +130,8 @@ async def test_a_retry_takes_the_call_over_and_gets_the_same_secret(ledger) -> N
         ({"gib": -1}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
         ({"gib": 1, "pid": 0}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
         ({"gib": 1, "request_id": "x" * 600}, Code.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
-        ({"gib": 1, "exclusive": True}, Code.UNIMPLEMENTED, "CLAIM_OPTION_UNSUPPORTED"),
-        ({"gib": 1, "replaces_lease": {"lease_id": "l"}}, Code.UNIMPLEMENTED, "CLAIM_OPTION_UNSUPPORTED"),
-        ({"gib": 1, "while_holding": [{"lease_id": "l"}]}, Code.UNIMPLEMENTED, "CLAIM_OPTION_UNSUPPORTED"),
+        ({"gib": 1, "replaces_lease": {"lease_id": "l"}}, Code.NOT_FOUND, "LEASE_NOT_FOUND"),
+        ({"gib": 1, "while_holding": [{"lease_id": "l"}]}, Code.NOT_FOUND, "LEASE_NOT_FOUND"),
     ],
 )
 async def test_admit_refuses(ledger, request_: dict, code: Code, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The Admit stream: queued, granted, and open until the lease is activated (rules 5-9, 15)."""
+"""The Admit stream: queued, reclaiming, granted, and open until the lease is activated (rules 5-9, 15, 21)."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ from opentelemetry import trace
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
 from weighbridge_ledger.book import Event, EventKind, LeaseState, Reason, Refused, ReleaseCause
-from weighbridge_ledger.book.events import REFUSAL_OF
 from weighbridge_ledger.book.states import Ask
 from weighbridge_ledger.service import failures, messages
 from weighbridge_ledger.service.clock import wall_of
+from weighbridge_ledger.service.endings import Waited, end_of
 from weighbridge_ledger.service.keeper import Keeper
 
 UPDATE_PERIOD_S = 0.25
@@ -20,13 +20,6 @@ UPDATE_PERIOD_S = 0.25
 RECHECK_PERIOD_S = 1.0
 """What a waiter waits for may change without any event: programs outside the ledger come and go."""
 
-_END_TEXTS = {
-    ReleaseCause.NOT_ACTIVATED: "The grant was not activated in time, so its bytes were freed. Ask again.",
-    ReleaseCause.WAITED_TOO_LONG: "The claim waited as long as was allowed, and the memory did not become free.",
-    ReleaseCause.EXCEEDS_CAPACITY: "While the claim waited, the limit was set below it: it can no longer be granted.",
-    ReleaseCause.NOT_STORED: "The ledger cannot write its decisions to disk (is it full?). Nothing was granted.",
-}
-
 
 class _Call:
     """One open Admit call, as events reach it."""
@@ -34,17 +27,30 @@ class _Call:
     def __init__(self) -> None:
         self.moved = asyncio.Event()
         """Something about it may have changed."""
-        self.decided = asyncio.Event()
-        """It is granted or over: told at once, where other news keeps its distance."""
+        self.pressing = asyncio.Event()
+        """Holders were asked, it is granted or over: told at once, where other news keeps its distance."""
+        self.asked: tuple[str, ...] = ()
+        """Who was asked to vacate for it, in the order of asking."""
         self.granted = False
         self.activated = False
-        self.end: Exception | None = None
+        self.waited: Waited | None = None
+        """What it waited for when that was last looked at."""
+        self.end: Exception | ReleaseCause | None = None
 
-    def finish(self, end: Exception) -> None:
+    def press(self) -> None:
+        """Something is to be told at once."""
+        self.pressing.set()
+        self.moved.set()
+
+    def ask(self, victims: Sequence[str]) -> None:
+        """Holders were asked to vacate for it."""
+        self.asked = tuple(dict.fromkeys((*self.asked, *victims)))
+        self.press()
+
+    def finish(self, end: Exception | ReleaseCause) -> None:
         """The call is over; the first reason counts."""
         self.end = self.end or end
-        self.decided.set()
-        self.moved.set()
+        self.press()
 
 
 class AdmitDesk:
@@ -76,20 +82,23 @@ class AdmitDesk:
         span.set_attribute("weighbridge.claim.bytes", ask.claim.total_bytes)
         try:
             if admission.lease.state is LeaseState.QUEUED:
+                asked = keeper.book.asked_for(lease_id)
                 await keeper.settled()
                 span.add_event("weighbridge.queued")
-                async for queued in self._wait(lease_id, call):
-                    yield queued
+                if asked is not None:  # at once, or for an earlier call of the same request
+                    call.ask(asked[0])
+                async for news in self._wait(lease_id, call, ask):
+                    yield news
                 granted = self._granted(lease_id)
             else:
                 # Made while the disk is at work, told when it is done.
                 granted = self._granted(lease_id)
                 await keeper.settled()
-                self._raise_end(call)
+                self._raise_end(call, ask)
             span.add_event("weighbridge.granted", {"weighbridge.lease.fence": granted.granted.lease.fence})
             yield granted
             while not call.activated and admission.lease.state in (LeaseState.QUEUED, LeaseState.GRANTED):
-                self._raise_end(call)
+                self._raise_end(call, ask)
                 call.moved.clear()
                 await call.moved.wait()
         finally:
@@ -112,11 +121,13 @@ class AdmitDesk:
                 continue
             if event.kind is EventKind.GRANTED:
                 call.granted = True
-                call.decided.set()
+                call.press()
+            elif event.kind is EventKind.RECLAIMING:
+                call.ask(event.asked)
             elif event.kind is EventKind.ACTIVATED:
                 call.activated = True
             elif event.kind is EventKind.RELEASED and event.cause is not None:
-                call.finish(_end_of(event.cause))
+                call.finish(event.cause)
             call.moved.set()
         if waiting_may_have_moved:
             for call in self._calls.values():
@@ -132,7 +143,7 @@ class AdmitDesk:
     def _on_unkept(self, lease_id: str) -> None:
         call = self._calls.get(lease_id)
         if call is not None:
-            call.finish(_end_of(ReleaseCause.NOT_STORED))
+            call.finish(ReleaseCause.NOT_STORED)
 
     def _open(self, lease_id: str) -> _Call:
         older = self._calls.get(lease_id)
@@ -144,29 +155,54 @@ class AdmitDesk:
         call = self._calls[lease_id] = _Call()
         return call
 
-    async def _wait(self, lease_id: str, call: _Call) -> AsyncIterator[pb.AdmitResponse]:
-        """Position and reasons whenever they change, until the grant is on disk."""
+    async def _wait(self, lease_id: str, call: _Call, ask: Ask) -> AsyncIterator[pb.AdmitResponse]:
+        """Position and reasons whenever they change, and who was asked to vacate, until the grant is on disk."""
+        clock = asyncio.get_running_loop().time
         last: tuple[object, ...] | None = None
+        told: tuple[str, ...] = ()
+        update_at = clock()
         while True:
-            self._raise_end(call)
+            self._raise_end(call, ask)
             if call.granted:
                 return
             call.moved.clear()
-            waiting = self._keeper.book.waiting_for(lease_id)
-            if waiting is not None and (waiting[0], waiting[2]) != last:
-                position, since, reasons = waiting
-                last = (position, reasons)
-                yield pb.AdmitResponse(
-                    queued=pb.AdmitQueued(
-                        lease_id=lease_id,
-                        position=position,
-                        reasons=[messages.reason_message(reason) for reason in reasons],
-                        waited=messages.duration(max(0.0, self._keeper.clock().monotonic - since)),
-                    )
-                )
-            # Also when nothing was told: hundreds of waiters that look at every event would starve it.
-            await _within(UPDATE_PERIOD_S, call.decided)
-            await _within(RECHECK_PERIOD_S, call.moved)
+            call.pressing.clear()
+            if clock() >= update_at:
+                # Also when nothing is told: hundreds of waiters that look at every event would starve it.
+                update_at = clock() + UPDATE_PERIOD_S
+                waiting = self._keeper.book.waiting_for(lease_id)
+                if waiting is not None:
+                    position, since, reasons = waiting
+                    call.waited = Waited(since, reasons)
+                    if (position, reasons) != last:
+                        last = (position, reasons)
+                        yield self._queued(lease_id, position, call.waited)
+            if call.asked != told and (reclaiming := self._reclaiming(lease_id, call.asked)) is not None:
+                told = call.asked
+                yield reclaiming
+            await _within(update_at - clock(), call.pressing)
+            if not call.pressing.is_set():
+                await _within(RECHECK_PERIOD_S, call.moved)
+
+    def _queued(self, lease_id: str, position: int, waited: Waited) -> pb.AdmitResponse:
+        return pb.AdmitResponse(
+            queued=pb.AdmitQueued(
+                lease_id=lease_id,
+                position=position,
+                reasons=[messages.reason_message(reason) for reason in waited.reasons],
+                waited=messages.duration(max(0.0, self._keeper.clock().monotonic - waited.since)),
+            )
+        )
+
+    def _reclaiming(self, lease_id: str, victims: tuple[str, ...]) -> pb.AdmitResponse | None:
+        """Who was asked, and until when; None: it no longer waits for them."""
+        asked = self._keeper.book.asked_for(lease_id)
+        if asked is None:
+            return None
+        deadline = messages.timestamp(wall_of(asked[1], self._keeper.clock()))
+        return pb.AdmitResponse(
+            reclaiming=pb.AdmitReclaiming(lease_id=lease_id, victim_lease_ids=victims, deadline=deadline)
+        )
 
     def _granted(self, lease_id: str) -> pb.AdmitResponse:
         view, secret = self._keeper.book.view(lease_id), self._keeper.book.secret_of(lease_id)
@@ -183,7 +219,9 @@ class AdmitDesk:
             )
         )
 
-    def _raise_end(self, call: _Call) -> None:
+    def _raise_end(self, call: _Call, ask: Ask) -> None:
+        if isinstance(call.end, ReleaseCause):
+            raise end_of(call.end, ask, call.waited, self._keeper)
         if call.end is not None:
             raise call.end
 
@@ -193,12 +231,3 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-def _end_of(cause: ReleaseCause) -> Exception:
-    reason = REFUSAL_OF.get(cause)
-    if reason is None:
-        text = "The lease ended before it was activated. Ask again."
-        return failures.error_of(Refused(Reason.GRANT_NOT_ACTIVATED, text))
-    retry_after_s = 1.0 if cause is ReleaseCause.NOT_STORED else None
-    return failures.error_of(Refused(reason, _END_TEXTS[cause], retry_after_s=retry_after_s))

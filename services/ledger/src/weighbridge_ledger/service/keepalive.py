@@ -1,27 +1,29 @@
-"""The KeepAlive stream: renewals and observations up, vacate requests down (rules 10, 12, 21, 23)."""
+"""The KeepAlive stream: renewals and observations up, requests to vacate or shrink down (rules 4, 10, 12, 21-23)."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-import grpc
 import structlog
 from weighbridge_common.tasks import cancel_and_wait
 from weighbridge_proto.errors import RequestError, resource_exhausted
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
-from weighbridge_proto.memory.v1 import failure_pb2
 
 from weighbridge_ledger.book import Event, EventKind, Moment, Reason, Refused, ReleaseCause
 from weighbridge_ledger.book.holding import Renewal
 from weighbridge_ledger.service import failures, messages
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.keeper import Keeper
+from weighbridge_ledger.service.vacating import Vacating
 
 LEASES_PER_STREAM = 256
 """Leases that one stream may carry: a holder has a handful."""
 
 ANSWERS_BEHIND = 1024
 """Answers waiting to be read by one holder before its stream is ended."""
+
+_PUSHED = frozenset({EventKind.VACATING, EventKind.SHRINK_ASKED, EventKind.RELEASED, EventKind.SUSPECTED})
+"""What a holder is told before it asks."""
 
 _log = structlog.get_logger(__name__)
 
@@ -32,6 +34,9 @@ class _Session:
     def __init__(self) -> None:
         self.leases: set[str] = set()
         self.asked: set[str] = set()
+        """Leases that were asked to vacate on this stream."""
+        self.shrinks: dict[str, float] = {}
+        """Until when each lease was asked to give optional bytes back, on the monotonic clock."""
         self.answers: asyncio.Queue[pb.KeepAliveResponse | Exception | None] = asyncio.Queue(ANSWERS_BEHIND)
 
     def offer(self, answer: pb.KeepAliveResponse | Exception | None) -> None:
@@ -47,8 +52,9 @@ class _Session:
 class KeepAliveDesk:
     """Serves the KeepAlive streams of all holders."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, vacating: Vacating) -> None:
         self._keeper = keeper
+        self._vacating = vacating
         self._sessions: set[_Session] = set()
         self._stopping = False
         keeper.listen(self.on_events)
@@ -78,7 +84,7 @@ class KeepAliveDesk:
     def on_events(self, events: Sequence[Event]) -> None:
         """Push what a holder must know before its next renewal."""
         for event in events:
-            if event.lease is None or event.kind not in (EventKind.VACATING, EventKind.RELEASED, EventKind.SUSPECTED):
+            if event.lease is None or event.kind not in _PUSHED:
                 continue
             lease_id = event.lease.lease_id
             for session in [session for session in self._sessions if lease_id in session.leases]:
@@ -103,7 +109,9 @@ class KeepAliveDesk:
         lease_id = request.lease_id
         observed = messages.observed_of(request.observed) if request.HasField("observed") else None
         try:
-            renewal = self._keeper.run(lambda book, now: book.renew(lease_id, request.secret, observed, now))
+            renewal = self._keeper.run(
+                lambda book, now: book.renew(lease_id, request.secret, observed, now, request.load_complete)
+            )
         except RequestError as error:
             session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=error.failure.to_message()))
             return
@@ -123,12 +131,16 @@ class KeepAliveDesk:
             session.offer(pb.KeepAliveResponse(lease_id=lease_id, failure=failure))
         if renewal.vacate_deadline is not None:
             self._ask_to_vacate(session, lease_id, renewal.vacate_deadline, now)
+        self._ask_to_shrink(session, lease_id, renewal.shrink, now)
 
     def _push(self, session: _Session, lease_id: str, event: Event) -> None:
+        view, now = self._keeper.book.view(lease_id), self._keeper.clock()
         if event.kind is EventKind.VACATING:
-            view = self._keeper.book.view(lease_id)
             if view is not None and view.vacate_deadline is not None:
-                self._ask_to_vacate(session, lease_id, view.vacate_deadline, self._keeper.clock())
+                self._ask_to_vacate(session, lease_id, view.vacate_deadline, now)
+            return
+        if event.kind is EventKind.SHRINK_ASKED:
+            self._ask_to_shrink(session, lease_id, None if view is None else view.shrink, now)
             return
         if event.kind is EventKind.RELEASED:
             session.leases.discard(lease_id)
@@ -151,11 +163,25 @@ class KeepAliveDesk:
                 lease_id=lease_id,
                 vacate=pb.VacateRequested(
                     deadline=messages.timestamp(wall_of(deadline, now)),
-                    reason=failure_pb2.Failure(
-                        code=grpc.StatusCode.FAILED_PRECONDITION.value[0],
-                        reason=Reason.LEASE_VACATING.value,
-                        message="Finish what is in flight, begin nothing new, end the engine and release the lease.",
-                    ),
+                    reason=self._vacating.request(lease_id),
+                ),
+            )
+        )
+
+    def _ask_to_shrink(self, session: _Session, lease_id: str, shrink: tuple[int, float] | None, now: Moment) -> None:
+        """Once for each time that the book asks: a later one has a later deadline."""
+        if shrink is None:
+            session.shrinks.pop(lease_id, None)
+            return
+        optional_bytes, deadline = shrink
+        if session.shrinks.get(lease_id) == deadline:
+            return
+        session.shrinks[lease_id] = deadline
+        session.offer(
+            pb.KeepAliveResponse(
+                lease_id=lease_id,
+                shrink=pb.ShrinkRequested(
+                    optional_bytes=optional_bytes, deadline=messages.timestamp(wall_of(deadline, now))
                 ),
             )
         )

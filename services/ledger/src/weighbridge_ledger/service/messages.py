@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import grpc
 from google.protobuf import duration_pb2, timestamp_pb2
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.errors import invalid_argument
@@ -13,7 +12,18 @@ from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb
 from weighbridge_ledger.book.admission import Preview
 from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
-from weighbridge_ledger.book.states import NOBODY, Ask, Charge, Claim, DeviceWant, LeaseState, Moment, Observed, Purpose
+from weighbridge_ledger.book.states import (
+    NOBODY,
+    Ask,
+    Charge,
+    Claim,
+    Credential,
+    DeviceWant,
+    LeaseState,
+    Moment,
+    Observed,
+    Purpose,
+)
 from weighbridge_ledger.book.waiting import WaitReason
 from weighbridge_ledger.machine.model import LARGEST_RAM_BYTES
 from weighbridge_ledger.service.clock import wall_of
@@ -25,6 +35,9 @@ MAX_TEXT = 512
 
 MAX_DEVICES = 64
 """Cards in one claim: more than any machine has."""
+
+MAX_HELD = 64
+"""Leases that a caller may keep busy while it waits: as many as it may claim cards for."""
 
 _STATES = {
     LeaseState.QUEUED: lease_pb2.LEASE_STATE_QUEUED,
@@ -42,18 +55,13 @@ _CAUSE_TEXTS: dict[str, str] = {
     ReleaseCause.FENCED: "Its holder, in another container, was silent for so long that it has ended its engine.",
     ReleaseCause.WAITED_TOO_LONG: "It waited as long as its caller allowed.",
     ReleaseCause.EXCEEDS_CAPACITY: "While it waited, the limit fell below it.",
+    ReleaseCause.WOULD_WAIT_FOR_USE: "Its caller keeps another lease in use, and it would have waited for one in use.",
     ReleaseCause.NOT_STORED: "The grant could not be written to disk.",
     ReleaseCause.OPERATOR: "An operator said that its processes are gone.",
 }
 
 if TYPE_CHECKING:
     from weighbridge_proto.ledger.v1.lease_pb2 import Lease as LeaseMessage
-
-_VACATING = failure_pb2.Failure(
-    code=grpc.StatusCode.FAILED_PRECONDITION.value[0],
-    reason="LEASE_VACATING",
-    message="It was released. Its memory is charged until its processes are gone.",
-)
 
 
 def timestamp(wall: float) -> timestamp_pb2.Timestamp:
@@ -88,6 +96,10 @@ def ask_of(request: ledger_service_pb2.AdmitRequest, time_left_s: float | None) 
     wait = [request.max_wait.ToNanoseconds() / 1e9] if request.HasField("max_wait") else []
     if wait and wait[0] < 0:
         raise invalid_argument("max_wait", "must not be negative")
+    if request.priority not in lease_pb2.Priority.values():
+        raise invalid_argument("priority", "is no priority that this ledger knows")
+    if len(request.while_holding) > MAX_HELD:
+        raise invalid_argument("while_holding", f"must name at most {MAX_HELD} leases")
     if time_left_s is not None:
         wait.append(time_left_s)
     return Ask(
@@ -106,6 +118,14 @@ def ask_of(request: ledger_service_pb2.AdmitRequest, time_left_s: float | None) 
         ),
         priority=request.priority or lease_pb2.PRIORITY_NORMAL,
         pinned=request.pinned,
+        exclusive=request.exclusive,
+        replaces=_credential_of("replaces_lease", request.replaces_lease)
+        if request.HasField("replaces_lease")
+        else None,
+        while_holding=tuple(
+            _credential_of(f"while_holding[{index}]", credential)
+            for index, credential in enumerate(request.while_holding)
+        ),
         term_s=request.term.ToNanoseconds() / 1e9 if request.HasField("term") else None,
         max_wait_s=min(wait) if wait else None,
     )
@@ -132,7 +152,16 @@ def claim_of(field: str, message: requirement_pb2.Claim) -> Claim:
         tuple(DeviceWant(device.device_id, device.required_bytes, device.optional_bytes) for device in message.devices),
         message.optional_host_bytes,
         str(int(message.source)),
+        message.cpu_only,
     )
+
+
+def _credential_of(field: str, message: ledger_service_pb2.LeaseCredential) -> Credential:
+    if not message.lease_id:
+        raise invalid_argument(f"{field}.lease_id", "must name a lease")
+    _check_text(f"{field}.lease_id", message.lease_id)
+    _check_text(f"{field}.secret", message.secret)
+    return Credential(message.lease_id, message.secret)
 
 
 def process_of(field: str, message: process_pb2.ProcessIdentity) -> ProcessIdentity:
@@ -192,6 +221,7 @@ def claim_message(claim: Claim) -> requirement_pb2.Claim:
             for want in claim.devices
         ],
         source=requirement_pb2.FigureSource.ValueType(int(claim.source or "0")),
+        cpu_only=claim.cpu_only,
     )
 
 
@@ -200,14 +230,27 @@ def charge_message(charge: Charge) -> requirement_pb2.Charge:
     return requirement_pb2.Charge(
         host_bytes=charge.host_bytes,
         devices=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in charge.devices],
+        optional_bytes=charge.optional_bytes,
         spilled_bytes=charge.spilled_bytes,
     )
 
 
 def lease_message(
-    view: LeaseView, now: Moment, node_id: str, wait_reasons: Iterable[WaitReason] = ()
+    view: LeaseView,
+    now: Moment,
+    node_id: str,
+    wait_reasons: Iterable[WaitReason] = (),
+    vacating: failure_pb2.Failure | None = None,
 ) -> "LeaseMessage":
-    """A lease with what is known about it just now, and what it waits for. Its secret is not among that."""
+    """A lease with what is known about it just now. Its secret is not among that.
+
+    Args:
+        view: what is known.
+        now: this moment.
+        node_id: the machine.
+        wait_reasons: what it waits for, while it is queued.
+        vacating: why it is to end, while it is vacating.
+    """
     lease, purpose = view.lease, view.lease.purpose
     expires = view.deadline if lease.state.charged else None
     return lease_pb2.Lease(
@@ -242,10 +285,14 @@ def lease_message(
         expire_time=None if expires is None else timestamp(wall_of(expires, now)),
         last_use_time=_timestamp_of(view.last_use_wall),
         release_time=_timestamp_of(view.released_wall),
-        end_reason=_end_reason(view),
+        end_reason=_end_reason(view) if view.cause else vacating,
         connected=view.connected,
         node_id=node_id,
+        exclusive=lease.charge.exclusive if lease.state.charged else lease.exclusive,
         request_id=lease.request_id,
+        load_complete_time=_timestamp_of(lease.loaded_wall),
+        replaces_lease_id=view.replaces,
+        level=lease_pb2.Priority.ValueType(view.level or lease.priority),
         wait_reasons=[reason_message(reason) for reason in wait_reasons],
     )
 
@@ -267,7 +314,11 @@ def preview_message(preview: Preview) -> ledger_service_pb2.AdmitPreview:
             outcome=lease_pb2.OUTCOME_NEVER, failure=failure_of(preview.refusal).to_message()
         )
     if preview.charge is not None:
-        return ledger_service_pb2.AdmitPreview(outcome=lease_pb2.OUTCOME_NOW, charge=charge_message(preview.charge))
+        return ledger_service_pb2.AdmitPreview(
+            outcome=lease_pb2.OUTCOME_AFTER_EVICTION if preview.evict else lease_pb2.OUTCOME_NOW,
+            charge=charge_message(preview.charge),
+            would_evict_lease_ids=preview.evict,
+        )
     return ledger_service_pb2.AdmitPreview(
         outcome=lease_pb2.OUTCOME_MUST_WAIT, reasons=[reason_message(reason) for reason in preview.reasons]
     )
@@ -295,16 +346,14 @@ def _timestamp_of(wall: float) -> timestamp_pb2.Timestamp | None:
     return timestamp(wall) if wall else None
 
 
-def _end_reason(view: LeaseView) -> failure_pb2.Failure | None:
+def _end_reason(view: LeaseView) -> failure_pb2.Failure:
     """Why a lease ended. Code OK for an end that is none of failure's business: given back, or its processes ended."""
-    if view.cause:
-        reason = REFUSAL_OF.get(ReleaseCause(view.cause))
-        return failure_pb2.Failure(
-            code=0 if reason is None else code_of(reason).value[0],
-            reason=reason.value if reason else view.cause,
-            message=_CAUSE_TEXTS[view.cause],
-        )
-    return _VACATING if view.lease.state is LeaseState.VACATING else None
+    reason = REFUSAL_OF.get(ReleaseCause(view.cause))
+    return failure_pb2.Failure(
+        code=0 if reason is None else code_of(reason).value[0],
+        reason=reason.value if reason else view.cause,
+        message=_CAUSE_TEXTS[view.cause],
+    )
 
 
 def _observed_message(observed: Observed) -> process_pb2.ObservedMemory:

@@ -25,6 +25,15 @@ class LedgerMetrics:
         self._waits = own.create_histogram(
             "weighbridge.admission.wait", unit="s", description="From asking to the grant"
         )
+        self._deficits = own.create_histogram(
+            "weighbridge.admission.deficit", unit="By", description="Bytes that a claim missed when it began to wait"
+        )
+        self._evictions = own.create_histogram(
+            "weighbridge.eviction.age", unit="s", description="From a holder's last use to being asked to vacate"
+        )
+        self._reclaims = own.create_counter(
+            "weighbridge.reclaims", unit="{claim}", description="How often holders were asked to vacate for a claim"
+        )
         own.create_observable_gauge(
             "weighbridge.lease.bytes", [self._bytes], unit="By", description="Bytes charged to leases, by pool"
         )
@@ -55,6 +64,9 @@ class LedgerMetrics:
                 self._waits.record(max(0.0, event.wall - lease.requested_wall))
             elif event.kind is EventKind.QUEUED:
                 self._decisions.add(1, {"weighbridge.decision": "queued", "weighbridge.reason": ""})
+                self._count_deficit(lease.lease_id)
+            elif event.kind is EventKind.RECLAIMING:
+                self._count_reclaim(event)
             tell = _log.warning if event.kind in (EventKind.SUSPECTED, EventKind.OVERDUE) else _log.info
             tell(
                 f"lease_{event.kind.lower()}",
@@ -66,7 +78,22 @@ class LedgerMetrics:
                 holder_pid=lease.holder.pid,
                 model=lease.purpose.model_name,
                 cause=None if event.cause is None else event.cause.value,
+                **({"asked": event.asked} if event.asked else {}),
             )
+
+    def _count_deficit(self, lease_id: str) -> None:
+        waiting = self._keeper.book.waiting_for(lease_id)
+        if waiting is not None and waiting[2]:
+            self._deficits.record(max(reason.missing_bytes for reason in waiting[2]))
+
+    def _count_reclaim(self, event: Event) -> None:
+        self._reclaims.add(1)
+        for lease_id in event.asked:
+            view = self._keeper.book.view(lease_id)
+            if view is not None:
+                lease = view.lease
+                last_used = max(view.last_use_wall, lease.loaded_wall, lease.activated_wall)
+                self._evictions.record(max(0.0, event.wall - last_used))
 
     def _bytes(self, _options: CallbackOptions) -> Iterable[Observation]:
         sums = self._keeper.book.committed()

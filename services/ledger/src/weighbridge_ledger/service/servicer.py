@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
@@ -12,7 +13,7 @@ from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
-from weighbridge_ledger.book import Event, Lease, Reason
+from weighbridge_ledger.book import Event, Lease, LeaseState, Reason
 from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.records import PutWishes
 from weighbridge_ledger.machine.capacity import assemble
@@ -25,7 +26,8 @@ from weighbridge_ledger.service.machine_desk import MachineDesk, Wishes
 from weighbridge_ledger.service.metrics import LedgerMetrics
 from weighbridge_ledger.service.observations import ObservationDesk, page_size, page_token
 from weighbridge_ledger.service.sweep import IsAlive, sweep_for_ever
-from weighbridge_ledger.service.watch import WatchHub
+from weighbridge_ledger.service.vacating import Vacating
+from weighbridge_ledger.service.watch import KINDS, WatchHub
 
 if TYPE_CHECKING:
     from weighbridge_proto.memory.v1.machine_pb2 import Capacity as CapacityMessage
@@ -62,7 +64,8 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self._watch = WatchHub(epoch, self._render, self._snapshot, lambda: keeper.clock().wall)
         keeper.listen(self._watch.on_events)
         self._admit = AdmitDesk(keeper, self._node_id)
-        self._keep_alive = KeepAliveDesk(keeper)
+        self._vacating = Vacating(keeper.book)
+        self._keep_alive = KeepAliveDesk(keeper, self._vacating)
         self._observations = ObservationDesk(keeper, self._node_id, last_observation)
         self._tasks = TaskOwner()
 
@@ -118,7 +121,6 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         """See the contract."""
         try:
             self._refuse_other_node(request.node_id)
-            _refuse_unsupported(request)
             ask = messages.ask_of(request, context.time_remaining())
             if request.validate_only:
                 yield await self._admit.preview(ask)
@@ -173,7 +175,10 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
     async def ResizeLease(self, request: pb.ResizeLeaseRequest, context: "Context") -> pb.ResizeLeaseResponse:  # noqa: N802
         """See the contract."""
         claim = messages.claim_of("claim", request.claim)
-        lease = await self._keeper.decide(lambda book, now: book.resize(request.lease_id, request.secret, claim, now))
+        exclusive = request.exclusive if request.HasField("exclusive") else None
+        lease = await self._keeper.decide(
+            lambda book, now: book.resize(request.lease_id, request.secret, claim, now, exclusive)
+        )
         return pb.ResizeLeaseResponse(lease=self._message(lease))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: "Context") -> pb.ReleaseLeaseResponse:  # noqa: N802
@@ -255,9 +260,11 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         return self._view_message(LeaseView(lease) if view is None else view)
 
     def _view_message(self, view: LeaseView) -> lease_pb2.Lease:
-        waiting = self._keeper.book.waiting_for(view.lease.lease_id) if view.queue_position else None
+        book = self._keeper.book
+        waiting = book.waiting_for(view.lease.lease_id) if view.queue_position else None
         reasons = () if waiting is None else waiting[2]
-        return messages.lease_message(view, self._keeper.clock(), self._node_id, reasons)
+        why = self._vacating.end_reason(view.lease) if view.lease.state is LeaseState.VACATING else None
+        return messages.lease_message(view, self._keeper.clock(), self._node_id, reasons, why)
 
     def _capacity(self) -> "CapacityMessage":
         return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision, self._keeper.clock())
@@ -271,12 +278,17 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         return self._view_message(view if view is not None and view.lease == lease else LeaseView(lease))
 
     def _render(self, event: Event, revision: int) -> pb.WatchResponse:
-        message = pb.WatchResponse(epoch=self._epoch, revision=revision, event_time=messages.timestamp(event.wall))
+        message = pb.WatchResponse(
+            epoch=self._epoch, revision=revision, kind=KINDS[event.kind], event_time=messages.timestamp(event.wall)
+        )
         if event.lease is None:
             message.capacity.CopyFrom(self._capacity())
             return message
         cause = "" if event.cause is None else event.cause.value
         view = LeaseView(event.lease, cause=cause, released_wall=event.wall if cause else 0.0)
+        now = self._keeper.book.view(event.lease.lease_id) if event.lease.state is LeaseState.QUEUED else None
+        if now is not None:
+            view = replace(view, level=now.level, replaces=now.replaces)
         message.lease.CopyFrom(self._view_message(view))
         return message
 
@@ -300,23 +312,3 @@ def _refuse_unknown(lease_id: str) -> NoReturn:
         "There is no such lease, or it ended too long ago to be remembered.",
         metadata={"lease_id": lease_id},
     )
-
-
-def _refuse_unsupported(request: pb.AdmitRequest) -> None:
-    """Promises that this version cannot keep yet are refused, not ignored: a caller relies on them.
-
-    Raises:
-        RequestError: UNIMPLEMENTED.
-    """
-    for field, wanted in (
-        ("replaces_lease", request.HasField("replaces_lease")),
-        ("while_holding", bool(request.while_holding)),
-        ("exclusive", request.exclusive),
-    ):
-        if wanted:
-            raise RequestError(
-                grpc.StatusCode.UNIMPLEMENTED,
-                "CLAIM_OPTION_UNSUPPORTED",
-                f"{field}: this ledger does not do that yet. Release the old lease first and leave it out.",
-                field_violations=[(field, "not supported yet")],
-            )

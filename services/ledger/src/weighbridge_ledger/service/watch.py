@@ -13,12 +13,28 @@ import grpc
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
-from weighbridge_ledger.book import Event
+from weighbridge_ledger.book import Event, EventKind
 from weighbridge_ledger.service import failures
 
 RING_EVENTS = 4096
 """Changes that can be resumed from, and that one watcher may be behind before it is dropped. At ten changes a second,
 seven minutes of absence."""
+
+KINDS = {
+    EventKind.QUEUED: pb.CHANGE_KIND_QUEUED,
+    EventKind.RECLAIMING: pb.CHANGE_KIND_RECLAIMING,
+    EventKind.GRANTED: pb.CHANGE_KIND_GRANTED,
+    EventKind.ACTIVATED: pb.CHANGE_KIND_ACTIVATED,
+    EventKind.LOADED: pb.CHANGE_KIND_LOADED,
+    EventKind.SUSPECTED: pb.CHANGE_KIND_SUSPECTED,
+    EventKind.ATTACHED: pb.CHANGE_KIND_ATTACHED,
+    EventKind.RESIZED: pb.CHANGE_KIND_RESIZED,
+    EventKind.VACATING: pb.CHANGE_KIND_VACATING,
+    EventKind.OVERDUE: pb.CHANGE_KIND_OVERDUE,
+    EventKind.RELEASED: pb.CHANGE_KIND_RELEASED,
+    EventKind.CEILINGS_CHANGED: pb.CHANGE_KIND_CEILINGS,
+}
+"""What watchers are told. A holder that is asked for optional bytes back is its own affair: nothing has changed."""
 
 Render = Callable[[Event, int], pb.WatchResponse]
 Snapshot = Callable[[], pb.WatchSnapshot]
@@ -55,6 +71,8 @@ class WatchHub:
     def on_events(self, events: Sequence[Event]) -> None:
         """Number events and wake watchers. O(1) for each while nobody watches: messages are made for watchers only."""
         for event in events:
+            if event.kind not in KINDS:
+                continue
             self.revision += 1
             change = _Change(event)
             self._ring.append(change)
@@ -105,7 +123,9 @@ class WatchHub:
         return self.revision - len(self._ring)
 
     def _first(self) -> pb.WatchResponse:
-        first = pb.WatchResponse(epoch=self._epoch, revision=self.revision, snapshot=self._snapshot())
+        first = pb.WatchResponse(
+            epoch=self._epoch, revision=self.revision, kind=pb.CHANGE_KIND_SNAPSHOT, snapshot=self._snapshot()
+        )
         first.event_time.FromNanoseconds(int(self._now() * 1e9))
         return first
 
