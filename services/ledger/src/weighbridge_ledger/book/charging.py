@@ -268,7 +268,7 @@ def place(
     """(bytes on the card, bytes to the host) for `size` more bytes on one card."""
     alone = usage.holders.get(device, 0) == 0
     if not ceilings.spill_allowed and usage.spilled_from.get(device, 0) > 0:
-        return Shortage(device, max(1, usage.devices.get(device, 0)), "SPILLED_DEVICE")
+        return Shortage(device, usage.devices.get(device, 0), "SPILLED_DEVICE")
     room = room_on(device, ceilings, external, usage)
     if size <= room:
         return size, 0
@@ -279,7 +279,7 @@ def place(
     if size <= ceilings.pool_bytes(device) - others:
         return Shortage(device, missing, "EXTERNAL")
     # Larger than the card, it would be let in alone, and spill: so no more has to go than what others hold.
-    return Shortage(device, min(missing, others) if 0 < others and 0 < room + others else missing, "COMMITTED")
+    return Shortage(device, min(missing, others) if others > 0 and room + others > 0 else missing, "COMMITTED")
 
 
 def room_on(device: str, ceilings: Ceilings, external: External, usage: Usage) -> int:
