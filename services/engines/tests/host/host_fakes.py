@@ -8,10 +8,10 @@ import json
 import os
 import signal
 import sys
-import uuid
 from pathlib import Path
 
 import grpc
+from fake_ledger import FakeLedger, process_exists
 from weighbridge_common.server import start_server
 from weighbridge_common.settings import ServiceSettings
 from weighbridge_engines.host.clock import Clock
@@ -28,7 +28,7 @@ from weighbridge_proto.engines.v1 import (
 )
 from weighbridge_proto.errors import RequestError, RpcFailure
 from weighbridge_proto.fit.v1 import fit_service_pb2, fit_service_pb2_grpc, plan_pb2, weights_pb2
-from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
+from weighbridge_proto.ledger.v1 import ledger_service_pb2_grpc
 from weighbridge_proto.memory.v1 import requirement_pb2
 
 FAKE_RUNTIME = Path(__file__).with_name("fake_runtime.py")
@@ -41,187 +41,6 @@ async def eventually(condition, timeout_s=10.0):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def process_exists(pid):
-    """Whether ``pid`` runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
-
-
-class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
-    """Grants at once or when told; keeps what it was asked. Leases survive its restart, secrets do not."""
-
-    def __init__(self):
-        self.leases = {}
-        self.secrets = {}
-        self.admits = []
-        self.released = []
-        self.uses_begun = 0
-        self.observations = []
-        self.observed = []
-        self.load_complete = set()
-        self.grant = asyncio.Event()
-        self.grant.set()
-        self.activate_gate = asyncio.Event()
-        self.activate_gate.set()
-        self.use_gate = asyncio.Event()
-        self.use_gate.set()
-        self.refuse_growth = False
-        self.growths_refused = 0
-        self.attached = 0
-        self.stopping = False
-        self.refuse_use = None
-        self.forget_all = False
-        self.term_s = 30.0
-        self.streams = set()
-
-    @property
-    def committed(self):
-        return sum(
-            lease.charge.host_bytes
-            for lease in self.leases.values()
-            if lease.state not in (lease_pb2.LEASE_STATE_QUEUED, lease_pb2.LEASE_STATE_RELEASED)
-        )
-
-    @property
-    def active(self):
-        return [lease for lease in self.leases.values() if lease.state == lease_pb2.LEASE_STATE_ACTIVE]
-
-    def restart(self):
-        """What a restart does to secrets and streams; the server is restarted by the suite."""
-        self.secrets = {lease_id: uuid.uuid4().hex for lease_id in self.leases}
-        self.streams.clear()
-
-    def vacate(self, lease_id):
-        self.leases[lease_id].state = lease_pb2.LEASE_STATE_VACATING
-        reason = RpcFailure(S.ABORTED, "RECLAIMED", "Somebody needs it.").to_message()
-        for stream in self.streams:
-            stream.put_nowait(
-                ledger_service_pb2.KeepAliveResponse(
-                    lease_id=lease_id, vacate=ledger_service_pb2.VacateRequested(reason=reason)
-                )
-            )
-
-    def _check(self, lease_id, secret):
-        lease = self.leases.get(lease_id)
-        if lease is None or self.forget_all or lease.state == lease_pb2.LEASE_STATE_RELEASED:
-            raise RequestError(S.NOT_FOUND, "LEASE_NOT_FOUND", "No such lease.")
-        if self.secrets[lease_id] != secret:
-            raise RequestError(S.PERMISSION_DENIED, "LEASE_SECRET_MISMATCH", "Another secret.")
-        return lease
-
-    async def Admit(self, request, context):
-        self.admits.append(request)
-        if self.stopping:
-            raise RequestError(S.UNAVAILABLE, "LEDGER_STOPPING", "Stopping.")
-        lease = lease_pb2.Lease(
-            lease_id=uuid.uuid4().hex, state=lease_pb2.LEASE_STATE_QUEUED, holder=request.holder, node_id="node-1"
-        )
-        lease.purpose.CopyFrom(request.purpose)
-        self.leases[lease.lease_id] = lease
-        try:
-            if not self.grant.is_set():
-                yield ledger_service_pb2.AdmitResponse(
-                    queued=ledger_service_pb2.AdmitQueued(lease_id=lease.lease_id, position=1)
-                )
-                await self.grant.wait()
-            lease.state = lease_pb2.LEASE_STATE_GRANTED
-            lease.charge.host_bytes = request.claim.host_bytes
-            secret = self.secrets[lease.lease_id] = uuid.uuid4().hex
-            yield ledger_service_pb2.AdmitResponse(granted=ledger_service_pb2.AdmitGranted(lease=lease, secret=secret))
-            while lease.state == lease_pb2.LEASE_STATE_GRANTED:
-                await asyncio.sleep(0.005)
-        finally:
-            if lease.state in (lease_pb2.LEASE_STATE_QUEUED, lease_pb2.LEASE_STATE_GRANTED):
-                lease.state = lease_pb2.LEASE_STATE_RELEASED
-
-    async def ActivateLease(self, request, context):
-        await self.activate_gate.wait()
-        lease = self._check(request.lease_id, request.secret)
-        lease.state = lease_pb2.LEASE_STATE_ACTIVE
-        lease.engine_processes.extend(request.engine_processes)
-        return ledger_service_pb2.ActivateLeaseResponse(lease=lease)
-
-    async def AttachLease(self, request, context):
-        lease = self.leases.get(request.lease_id)
-        if lease is None or self.forget_all or lease.state == lease_pb2.LEASE_STATE_RELEASED:
-            raise RequestError(S.NOT_FOUND, "LEASE_NOT_FOUND", "No such lease.")
-        assert request.process == lease.holder.process
-        if request.secret and request.secret != self.secrets[request.lease_id]:
-            raise RequestError(S.PERMISSION_DENIED, "LEASE_SECRET_MISMATCH", "Another secret.")
-        self.attached += 1
-        secret = self.secrets[request.lease_id] = uuid.uuid4().hex
-        return ledger_service_pb2.AttachLeaseResponse(lease=lease, secret=secret)
-
-    async def KeepAlive(self, request_iterator, context):
-        outbox = asyncio.Queue()
-        self.streams.add(outbox)
-
-        async def read():
-            async for request in request_iterator:
-                await outbox.put(self._renew(request))
-            await outbox.put(None)
-
-        reading = asyncio.create_task(read())
-        try:
-            while (response := await outbox.get()) is not None:
-                yield response
-        finally:
-            reading.cancel()
-            self.streams.discard(outbox)
-
-    def _renew(self, request):
-        response = ledger_service_pb2.KeepAliveResponse(lease_id=request.lease_id)
-        try:
-            lease = self._check(request.lease_id, request.secret)
-            if request.HasField("observed"):
-                self.observed.append(request.observed)
-                if request.observed.host_bytes > lease.charge.host_bytes:
-                    if self.refuse_growth:
-                        told = {
-                            "observed_bytes": request.observed.host_bytes,
-                            "granted_bytes": lease.charge.host_bytes,
-                        }
-                        self.growths_refused += 1
-                        raise RequestError(S.RESOURCE_EXHAUSTED, "OUT_OF_GRANT", "It holds more.", metadata=told)
-                    lease.charge.host_bytes = request.observed.host_bytes
-        except RequestError as error:
-            response.failure.CopyFrom(error.failure.to_message())
-            return response
-        if request.load_complete:
-            self.load_complete.add(request.lease_id)
-        response.renewed.term.FromNanoseconds(int(self.term_s * 1e9))
-        response.renewed.charge.CopyFrom(lease.charge)
-        return response
-
-    async def BeginUse(self, request, context):
-        lease = self._check(request.lease_id, request.secret)
-        if lease.state == lease_pb2.LEASE_STATE_VACATING or self.refuse_use == request.lease_id:
-            raise RequestError(S.FAILED_PRECONDITION, "LEASE_VACATING", "Asked to vacate.")
-        lease.uses += 1
-        self.uses_begun += 1
-        await self.use_gate.wait()
-        return ledger_service_pb2.BeginUseResponse(use_id=request.use_id)
-
-    async def EndUse(self, request, context):
-        lease = self._check(request.lease_id, request.secret)
-        lease.uses -= 1
-        return ledger_service_pb2.EndUseResponse(uses=lease.uses)
-
-    async def ReleaseLease(self, request, context):
-        lease = self._check(request.lease_id, request.secret)
-        living = [p.pid for p in lease.engine_processes if process_exists(p.pid)]
-        assert not living, f"released while {living} live"
-        lease.state = lease_pb2.LEASE_STATE_RELEASED
-        self.released.append(request.reason)
-        return ledger_service_pb2.ReleaseLeaseResponse(lease=lease)
-
-    async def RecordObservation(self, request, context):
-        self.observations.append(request.observation)
-        return ledger_service_pb2.RecordObservationResponse(observation=request.observation)
 
 
 class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
@@ -312,7 +131,7 @@ class Suite:
     async def load_all(self, name="a", **fields):
         return [event async for event in self.load(name, **fields)]
 
-    def chat(self, prompt="hello", model="a"):
+    def chat_request(self, prompt="hello", model="a"):
         request = chat_service_pb2.ChatRequest(
             messages=[
                 chat_service_pb2.ChatMessage(
@@ -322,7 +141,10 @@ class Suite:
         )
         if model:
             request.model.path = model
-        return self.chats.Chat(request)
+        return request
+
+    def chat(self, prompt="hello", model="a"):
+        return self.chats.Chat(self.chat_request(prompt, model))
 
     async def chat_all(self, prompt="hello", model="a"):
         return [event async for event in self.chat(prompt, model)]

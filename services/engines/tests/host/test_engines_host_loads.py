@@ -164,43 +164,6 @@ async def test_not_ready_in_time(run_dir):
         await suite.nothing_left()
 
 
-async def test_another_model_replaces_the_loaded_one_after_its_requests(run_dir):
-    async with Suite(run_dir) as suite:
-        answer = suite.chat("endless", "a")
-        await until_event(answer, "delta")
-        [first] = suite.ledger.active
-        replacing = asyncio.create_task(suite.load_all("b"))
-        await eventually(lambda: len(suite.fit.plans) == 2)
-        await asyncio.sleep(0.05)
-        assert [lease.lease_id for lease in suite.ledger.active] == [first.lease_id]  # waits
-        assert not replacing.done()
-        answer.cancel()
-        events = await replacing
-        assert events[-1].ready.engine.model.model_name == "b"
-        assert suite.ledger.released == ["REPLACED"]
-        assert len(suite.ledger.active) == 1
-
-
-async def test_a_replacement_that_is_cancelled_leaves_the_loaded_model(run_dir):
-    async with Suite(run_dir) as suite:
-        answer = suite.chat("endless", "a")
-        await until_event(answer, "delta")
-        replacing = suite.load("b")
-        await until_event(replacing, "planned")
-        replacing.cancel()
-        await eventually(lambda: suite.host.state == engine_pb.ENGINE_STATE_READY)
-        answer.cancel()
-        assert kinds(await suite.chat_all("hello", "a"))[-1] == "finished"
-        assert len(suite.ledger.admits) == 1
-
-
-async def test_two_models_wanted_by_turns_are_both_served(run_dir):
-    async with Suite(run_dir) as suite:
-        answers = await asyncio.gather(*(suite.chat_all("hello", name) for name in "abab"))
-        assert all(kinds(events)[-1] == "finished" for events in answers)
-        assert len(suite.ledger.active) == 1
-
-
 async def test_unload_stops_a_load_in_progress(run_dir):
     async with Suite(run_dir, {"hang_in_load": True}) as suite:
         call = suite.load("a")

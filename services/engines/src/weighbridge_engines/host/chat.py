@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator
 import grpc
 from weighbridge_common.sizes import format_gib
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
-from weighbridge_proto.errors import RequestError, invalid_argument, unavailable
+from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
+from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.engine_host import EngineHost
 from weighbridge_engines.host.kind import EngineLostError
-from weighbridge_engines.host.lease import LeaseEndingError
 from weighbridge_engines.host.metrics import ChatMeasure, mark_chat_end, mark_chat_span
+from weighbridge_engines.host.refusals import LeaseEndingError
 from weighbridge_engines.host.residency import Residency
 from weighbridge_engines.host.visit import Visit
 from weighbridge_engines.host.waiting import first_of
@@ -95,18 +96,44 @@ async def _answer(
         if residency.over_grant:
             raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
     mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id, request)
-    use_id = uuid.uuid4().hex
-    await residency.hold.begin_use(use_id)
-    try:
-        host.tell_change()
-        async with residency.queue.slot():
-            started_s = host.around.clock.monotonic()
+    now, use_id = host.around.clock.monotonic, uuid.uuid4().hex
+    # Busy from its turn on, not from the queue on: between two turns an engine may be asked to vacate, or those who
+    # wait for it would keep every other claim waiting.
+    async with residency.queue.slot():
+        try:
+            if (broken_off := _broken_off(residency)) is not None:
+                raise broken_off
+            asked_s = now()
+            async with contextlib.aclosing(residency.hold.begin_use(use_id, residency.forced)) as rests:
+                async for failure in rests:
+                    yield _waiting(failure, now() - asked_s)
+            visit.begun()
+            host.tell_change()
+            started_s = now()
             async with contextlib.aclosing(_stream(residency, request)) as responses:
                 async for response in responses:
                     yield response
-            residency.queue.note_duration(host.around.clock.monotonic() - started_s)
-    finally:
-        residency.hold.end_use(use_id)
+            residency.queue.note_duration(now() - started_s)
+        except LeaseEndingError:
+            if residency.forced.done() and not residency.trouble.done():
+                raise RequestError.from_failure(residency.forced.result()) from None  # unloaded: not to be loaded again
+            raise
+        finally:
+            residency.hold.end_use(use_id)
+
+
+def _broken_off(residency: Residency) -> RequestError | None:
+    """Why the model was ended without waiting for its calls; None: it was not."""
+    if residency.trouble.done():
+        return RequestError.from_failure(residency.trouble.result().failure)
+    return RequestError.from_failure(residency.forced.result()) if residency.forced.done() else None
+
+
+def _waiting(failure: RpcFailure, waited_s: float) -> chat_pb.ChatResponse:
+    reason = lease_pb2.WaitReason(code=failure.reason, message=failure.message)
+    waiting = chat_pb.ChatWaiting(reasons=[reason])
+    waiting.waited.FromNanoseconds(round(waited_s * 1e9))
+    return chat_pb.ChatResponse(waiting=waiting)
 
 
 async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
@@ -122,8 +149,5 @@ async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGe
 async def _explained(residency: Residency, lost: EngineLostError) -> RequestError:
     """Why the engine is gone."""
     await first_of(residency.forced, residency.trouble, timeout_s=EXPLANATION_S)
-    if residency.trouble.done():
-        return RequestError.from_failure(residency.trouble.result().failure)
-    if residency.forced.done():
-        return RequestError.from_failure(residency.forced.result())
-    return RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine broke off the answer ({lost}).")
+    unexplained = RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine broke off the answer ({lost}).")
+    return _broken_off(residency) or unexplained

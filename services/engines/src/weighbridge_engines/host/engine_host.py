@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
@@ -17,10 +17,10 @@ from weighbridge_proto.memory.v1 import requirement_pb2
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.kind import KindDescription
 from weighbridge_engines.host.lease import LeaseHold
-from weighbridge_engines.host.ledger import LedgerGateway
+from weighbridge_engines.host.ledger import ClaimTerms, LedgerGateway
 from weighbridge_engines.host.loads import LoadJob
 from weighbridge_engines.host.metrics import HostMetrics
-from weighbridge_engines.host.plans import Planner, RequestKey, key_of, planned_bytes, purpose_of
+from weighbridge_engines.host.plans import Planner, RequestKey, claimed_bytes, key_of, planned_bytes, purpose_of
 from weighbridge_engines.host.residency import Residency, Surroundings, Trouble
 from weighbridge_engines.host.states import ResidencyState, engine_state
 from weighbridge_engines.host.waiting import first_of
@@ -74,6 +74,8 @@ class EngineHost:
         self._default_idle_timeout_s = default_idle_timeout_s
         self._metrics = HostMetrics(around.kind.name)
         self._current: Residency | None = None
+        self._replaced: Residency | None = None
+        """The loaded model, while a claim waits to take the place of its lease."""
         self._endings: dict[Residency, asyncio.Task[None]] = {}
         self._overseers: dict[Residency, asyncio.Task[None]] = {}
         self._jobs: list[LoadJob] = []
@@ -115,7 +117,7 @@ class EngineHost:
     def find_ready(self, wish: Wish, key: RequestKey | None) -> Residency | None:
         """The loaded model, if it is what is wished for."""
         current = self._current
-        if current is None or current.state is not ResidencyState.READY or self._awaits_replacement(current):
+        if current is None or current.state is not ResidencyState.READY or not current.terms.cover(wish.terms):
             return None
         if key is None:
             return current
@@ -127,10 +129,10 @@ class EngineHost:
     def find_job(self, wish: Wish, key: RequestKey | None) -> LoadJob | None:
         """A load in progress of what is wished for; without a model, the latest."""
         for job in reversed(self._jobs):
-            if job.can_be_joined and (
-                key is None
-                or any(a.model == key.model and (wish.any_shape or a.details == key.details) for a in job.aliases)
-            ):
+            matches = key is None or any(
+                alias.model == key.model and (wish.any_shape or alias.details == key.details) for alias in job.aliases
+            )
+            if matches and job.can_be_joined and job.terms.cover(wish.terms):
                 return job
         return None
 
@@ -138,9 +140,11 @@ class EngineHost:
         """What is loaded or being loaded by the same plan, though asked for in other words; remembers the words."""
         plan_key, current = key_of(plan), self._current
         there: list[Residency | LoadJob] = [job for job in self._jobs if job.can_be_joined]
-        if current is not None and current.state is ResidencyState.READY and not self._awaits_replacement(current):
+        if current is not None and current.state is ResidencyState.READY:
             there.insert(0, current)
         for found in there:
+            if not found.terms.cover(wish.terms):
+                continue
             if found.key == plan_key:
                 found.aliases.add(key)
                 return found
@@ -179,7 +183,7 @@ class EngineHost:
         exhausted_s = self._budget.exhausted_for_s(self.around.clock.monotonic())
         if exhausted_s is not None:
             raise failures.budget_exhausted(self.around.kind.title, exhausted_s)
-        job = LoadJob(plan, key)
+        job = LoadJob(plan, key, self._terms_of(wish))
         job.tell(engine_pb.LoadModelResponse(planned=engine_pb.LoadPlanned(plan=plan)))
         self._jobs.append(job)
         job.run_as(asyncio.create_task(self._run(job, wish), name=f"load-{plan.model_name}"))
@@ -208,25 +212,14 @@ class EngineHost:
 
     async def _load(self, job: LoadJob, wish: Wish) -> Residency:
         assert wish.model is not None
-        current = self._current
-        if current is not None and current.state is ResidencyState.READY and current.key == job.key:
-            return current  # loaded by the load before this one
-        if current is not None:
-            if current.state is ResidencyState.READY:
-                # Not ended yet: should this load be cancelled while it waits, the loaded model stays.
-                await current.until_free()
-            await asyncio.shield(self.end(current, Ending("REPLACED")))
+        if (same := self._loaded_as(job)) is not None:
+            return same
+        if self._current is not None and self._current.state is ResidencyState.READY:
+            await self._current.use.until_begun()
         self.refuse_if_stopping()
         await self.around.clock.sleep(self._budget.delay_s(self.around.clock.monotonic()))
-        kind, plan = self.around.kind, job.plan
-        hold = await self._ledger.admit(
-            plan,
-            purpose_of(plan, kind.name, self.description.engine_build),
-            wish.terms,
-            lambda response: self._tell_admission(job, response),
-            lambda owed: self._release_later(owed, "LOAD_CANCELLED"),
-        )
-        residency = Residency(wish.model, plan, job.aliases, hold, self.around)
+        hold = await self._claim(job)
+        residency = Residency(wish.model, job.plan, job.terms, job.aliases, hold, self.around)
         self._current = residency
         self.tell_change()
         try:
@@ -236,15 +229,57 @@ class EngineHost:
             await asyncio.shield(self.end(residency, self._after_failed_start(residency, error)))
             raise
         timeout_s = self._default_idle_timeout_s if wish.idle_timeout_s is None else wish.idle_timeout_s
-        residency.use.change_idle_terms(wish.terms.pinned, timeout_s or None)
+        residency.use.change_idle_terms(job.terms.pinned, timeout_s or None)
         residency.on_idle = lambda: self.end(residency, Ending("IDLE"))
         self.last_failure = None
-        self._metrics.loaded(plan.model_name, residency.load_time_s)
+        self._metrics.loaded(job.plan.model_name, residency.load_time_s)
         # What becomes of it later belongs to no request's trace.
         self._overseers[residency] = contextvars.Context().run(
             self._tasks.start, self._oversee(residency), f"oversee-{hold.lease_id}"
         )
         return residency
+
+    def _terms_of(self, wish: Wish) -> ClaimTerms:
+        """The terms of a claim for ``wish``: where it does not say, those of this kind of engine."""
+        exclusive = self.around.kind.exclusive if wish.terms.exclusive is None else wish.terms.exclusive
+        return replace(wish.terms, exclusive=exclusive)
+
+    def _loaded_as(self, job: LoadJob) -> Residency | None:
+        """The loaded model, if it is what ``job`` would load: the load before it may have."""
+        current = self._current
+        if current is None or current.state is not ResidencyState.READY or current.key != job.key:
+            return None
+        return current if current.terms.cover(job.terms) else None
+
+    async def _claim(self, job: LoadJob) -> LeaseHold:
+        """An active lease for ``job``, and nothing in the engine any more.
+
+        What is loaded stays, and serves, while the claim waits: it is asked to vacate when nothing else is missing, and
+        not at all if the claim is refused, cancelled, or waits for too long.
+        """
+        current = self._current
+        if current is not None and current.state is not ResidencyState.READY:
+            await asyncio.shield(self.end(current, Ending("REPLACED")))
+            current = None
+        self._replaced = current
+        try:
+            hold = await self._ledger.admit(
+                job.plan,
+                purpose_of(job.plan, self.around.kind.name, self.description.engine_build),
+                job.terms,
+                lambda response: self._tell_admission(job, response),
+                lambda owed: self._release_later(owed, "LOAD_CANCELLED"),
+                None if current is None else current.hold,
+            )
+        finally:
+            self._replaced = None
+        try:
+            if self._current is not None:  # its lease is gone, and it is about to be
+                await asyncio.shield(self.end(self._current, Ending("REPLACED")))
+        except BaseException:
+            self._release_later(hold, "LOAD_CANCELLED")
+            raise
+        return hold
 
     def _after_failed_start(self, residency: Residency, error: BaseException) -> Ending:
         if isinstance(error, asyncio.CancelledError):
@@ -276,11 +311,6 @@ class EngineHost:
         elif event == "granted":
             self.node_id = response.granted.lease.node_id or self.node_id
             job.tell(engine_pb.LoadModelResponse(admitted=engine_pb.LoadAdmitted(lease=response.granted.lease)))
-
-    def _awaits_replacement(self, current: Residency) -> bool:
-        """Whether a load of another model is under way, which the loaded one has to make room for: it takes no new use
-        then, or a busy model would never be replaced."""
-        return any(job.key != current.key and job.can_be_joined for job in self._jobs)
 
     # -- ending --
 
@@ -324,7 +354,8 @@ class EngineHost:
             engine_build=self.description.engine_build,
             shape=plan.shape,
             planned_bytes=planned_bytes(plan),
-            granted_bytes=residency.hold.charged_bytes,
+            claimed_bytes=claimed_bytes(plan),
+            granted_bytes=residency.hold.granted_bytes,
             peak_bytes=footprint.peak_bytes,
             lease_id=residency.hold.lease_id,
         )
@@ -339,7 +370,7 @@ class EngineHost:
         await first_of(trouble, vacate)
         if vacate.done() and not trouble.done():
             _log.info("vacating", lease_id=residency.hold.lease_id, reason=vacate.result().reason)
-            self.end(residency, Ending("VACATED"))
+            self.end(residency, Ending("REPLACED" if residency is self._replaced else "VACATED"))
         await first_of(trouble)
         self._end_in_trouble(residency, trouble.result())
 

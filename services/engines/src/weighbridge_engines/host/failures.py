@@ -67,11 +67,12 @@ def model_unloaded() -> RpcFailure:
     )
 
 
-def no_model_loaded() -> RequestError:
-    """A request names no model, and none is there."""
-    return RequestError(
-        grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED", "No model is loaded, and the request names none."
-    )
+def no_model_loaded(ending: bool) -> RequestError:
+    """A request names no model, and none is there; or it is ``ending``."""
+    message = "No model is loaded, and the request names none."
+    if ending:
+        message = "The model that was loaded is ending. Name it to have it loaded again, in its turn."
+    return RequestError(grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED", message)
 
 
 def too_many_requests(waiting: int, retry_after_s: float) -> RequestError:

@@ -8,7 +8,8 @@ from enum import Enum
 import structlog
 from weighbridge_common import processes
 from weighbridge_common.logs import describe_error
-from weighbridge_proto.memory.v1 import process_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
+from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
 
 REFUSE_PERCENT = 110
 KILL_PERCENT = 125
@@ -36,6 +37,30 @@ def judge(footprint_bytes: int, grant_bytes: int, priced_bytes: int = 0) -> Foot
     if percent < REFUSE_PERCENT or footprint_bytes <= priced_bytes:
         return FootprintVerdict.WITHIN
     return FootprintVerdict.NO_NEW_WORK if percent < KILL_PERCENT else FootprintVerdict.KILL
+
+
+def shrunk(lease: lease_pb2.Lease, held_bytes: int, asked_bytes: int) -> requirement_pb2.Claim | None:
+    """The claim that a lease can shrink to when ``asked_bytes`` of its optional ones are asked back; None: to none.
+
+    What is required stays, and as much that an engine holding ``held_bytes`` may go on working. The engine needs no
+    word of it: the limits of a launch are within what is required. On cards nothing is given back, for what an engine
+    holds there is not measured here.
+    """
+    charge = lease.charge
+    if charge.devices:
+        return None
+    required = charge.host_bytes - charge.optional_bytes
+    # One byte more than the limit, which itself refuses new work.
+    working = held_bytes * REFUSE_PERCENT // 100 + 1
+    keep = max(required, working, charge.host_bytes - asked_bytes)
+    if keep >= charge.host_bytes:
+        return None
+    return requirement_pb2.Claim(
+        host_bytes=required,
+        optional_host_bytes=keep - required,
+        source=lease.claim.source,
+        cpu_only=lease.claim.cpu_only,
+    )
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,15 @@ class Kind(Protocol):
         """Whether it answers chats."""
         ...
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether its claims are for devices that nobody else is on, where a load does not say otherwise.
+
+        Those of engines for images and video are: beside another engine a render's peak has no room on a small machine.
+        Those of engines for chats are not; they share a device by bytes.
+        """
+        ...
+
     def describe(self) -> KindDescription:
         """What it is here. Called once, in a thread."""
         ...

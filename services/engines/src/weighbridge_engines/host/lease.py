@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import structlog
@@ -12,11 +13,13 @@ from weighbridge_common.tasks import TaskOwner, cancel_and_wait
 from weighbridge_proto.errors import RequestError, RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
-from weighbridge_proto.memory.v1 import process_pb2
+from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
+from weighbridge_engines.host.refusals import ATTACH_FIRST, ENDING, LeaseEndingError, is_silence
+from weighbridge_engines.host.uses import LeaseUses
 from weighbridge_engines.host.waiting import first_of
 
 FIRST_RENEWAL_S = 2.0
@@ -31,16 +34,8 @@ RECONNECT_S = (0.1, 1.0)
 STREAM_END_S = 0.5
 """How long the ledger may take to end a stream that is over; it takes a millisecond."""
 
-MAX_OWED_ENDS = 4096
-
-_ATTACH_FIRST = ("LEASE_SUSPECT", "LEASE_SECRET_MISMATCH")
-"""Refusals that pass when the lease has been attached again."""
-
-_COMES_BACK = ("LEDGER_STOPPING",)
-"""Refusals of a ledger that is being restarted: as good as silence."""
-
-_ENDING = ("LEASE_VACATING", "LEASE_NOT_FOUND", "LEASE_STATE")
-"""Refusals after which a lease takes no new use."""
+_GIVEN_AWAY = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED)
+"""Answers to an attempt to attach: the lease has ended, or a later process holds it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -63,10 +58,6 @@ class LeasePolicy:
     fences_itself: bool = False
 
 
-class LeaseEndingError(Exception):
-    """The lease is vacating or over: it takes no new use. A new claim is needed."""
-
-
 class _LedgerSilentError(Exception):
     """The ledger did not answer, or did not know us as we are: attach again."""
 
@@ -78,6 +69,10 @@ class LeaseHold:
         lease: as the ledger last told it.
         vacate: set, with the reason, when the ledger asks to vacate.
         lost: set, with the reason, when the engine must end at once: the bytes are given away, or are not enough.
+        over: whether it is released, or given away.
+        granted_bytes: what was charged at the grant, wherever it lives.
+        shrink_asked: set when optional bytes are asked back; :attr:`shrink_bytes` says how many. Whoever has looked
+            clears it.
     """
 
     def __init__(
@@ -93,6 +88,10 @@ class LeaseHold:
         self.lease = lease
         self.vacate: asyncio.Future[RpcFailure] = loop.create_future()
         self.lost: asyncio.Future[RpcFailure] = loop.create_future()
+        self.over = False
+        self.granted_bytes = self.charged_bytes
+        self.shrink_asked = asyncio.Event()
+        self.shrink_bytes = 0
         self._stub = stub
         self._secret = secret
         self._process = process
@@ -105,13 +104,18 @@ class LeaseHold:
         self._term_s = policy.term_s or 3 * FIRST_RENEWAL_S
         self._renewed_s = clock.monotonic()
         self._keeper: asyncio.Task[None] | None = None
-        self._owed_ends: set[str] = set()
+        self._uses = LeaseUses(stub, self.lease_id, lambda: self._secret, self._insist, policy.call_timeout_s, clock)
         self._tasks = TaskOwner()
 
     @property
     def lease_id(self) -> str:
         """The lease's id."""
         return self.lease.lease_id
+
+    @property
+    def credential(self) -> ledger_pb.LeaseCredential:
+        """The lease and the authority over it, as they are now."""
+        return ledger_pb.LeaseCredential(lease_id=self.lease_id, secret=self._secret)
 
     @property
     def charged_host_bytes(self) -> int:
@@ -167,35 +171,39 @@ class LeaseHold:
         """Renew and report before the time has come: something changed that the ledger should know."""
         self._renew_now.set()
 
-    async def begin_use(self, use_id: str) -> None:
-        """Become busy.
+    def begin_use(self, use_id: str, unless: "asyncio.Future[Any]") -> AsyncGenerator[RpcFailure, None]:
+        """Become busy, see :meth:`weighbridge_engines.host.uses.LeaseUses.begin`. Owes an :meth:`end_use` in any case.
 
-        Raises:
-            LeaseEndingError: the lease takes no new use.
-            RequestError: UNAVAILABLE LEDGER_UNREACHABLE, or another refusal of the ledger's.
+        Args:
+            use_id: the caller's name for the use.
+            unless: done when the use is not wanted any more.
         """
-
-        async def begin(secret: str) -> None:
-            await self._stub.BeginUse(
-                ledger_pb.BeginUseRequest(lease_id=self.lease_id, secret=secret, use_id=use_id),
-                timeout=self._policy.call_timeout_s,
-            )
-
-        try:
-            await self._insist(begin)
-        except LeaseEndingError:
-            raise
-        except BaseException:
-            # The ledger may have counted it all the same, and a lease that is busy for ever is never reclaimed.
-            self.end_use(use_id)
-            raise
+        return self._uses.begin(use_id, unless, self.vacate, self.lost)
 
     def end_use(self, use_id: str) -> None:
         """Be no longer busy. Told in the background, and again after the ledger was away."""
-        self._owed_ends.add(use_id)
-        if len(self._owed_ends) > MAX_OWED_ENDS:
-            self._owed_ends.pop()
-        self._tasks.start(self._end_use(use_id), f"end-use-{use_id}")
+        self._uses.end(use_id)
+
+    async def resize(self, claim: requirement_pb2.Claim) -> None:
+        """Change the lease to ``claim``; down only after the bytes are free.
+
+        Raises:
+            LeaseEndingError, RequestError: the lease is as it was, or KeepAlive tells what it is.
+        """
+
+        async def resize(secret: str) -> None:
+            response = await self._stub.ResizeLease(
+                ledger_pb.ResizeLeaseRequest(lease_id=self.lease_id, secret=secret, claim=claim),
+                timeout=self._policy.call_timeout_s,
+            )
+            self.lease = response.lease
+
+        await self._insist(resize)
+
+    def attach_soon(self, doubtful: ledger_pb.LeaseCredential) -> None:
+        """The ledger did not take ``doubtful``: attach again, unless that has happened since."""
+        if doubtful.secret == self._secret:
+            self._reattach.set()
 
     async def release(self, reason: str) -> None:
         """End the lease; repeated until the ledger has answered, so this may take as long as the ledger is away."""
@@ -213,7 +221,7 @@ class LeaseHold:
                 failure = RpcFailure.from_rpc_error(error)
             if failure.code is grpc.StatusCode.NOT_FOUND:
                 break
-            if failure.reason in _ATTACH_FIRST:
+            if failure.reason in ATTACH_FIRST:
                 try:
                     await self._attach_once()
                     continue
@@ -227,11 +235,13 @@ class LeaseHold:
                 _log.warning("release_refused", lease_id=self.lease_id, reason=failure.reason)
             await self._clock.sleep(wait_s)
             wait_s = min(2 * wait_s, RECONNECT_S[1])
-        await self._tasks.aclose()
+        self.over = True
+        await self.aclose()
 
     async def aclose(self) -> None:
         """Stop renewing, without a word to the ledger."""
         await self._tasks.aclose()
+        await self._uses.aclose()
 
     # -- keeping --
 
@@ -257,16 +267,17 @@ class LeaseHold:
         again = asyncio.create_task(self._reattach.wait())
         try:
             while not reader.done() and not again.done():
-                observed = self._observe()
+                # Before the message is made: what is to be told at once, and comes while it is written, must not wait
+                # for the next third of the term.
+                self._renew_now.clear()
                 await call.write(
                     ledger_pb.KeepAliveRequest(
                         lease_id=self.lease_id,
                         secret=self._secret,
-                        observed=observed,
+                        observed=self._observe(),
                         load_complete=self._load_complete,
                     )
                 )
-                self._renew_now.clear()
                 nudge = asyncio.create_task(self._renew_now.wait())
                 pause = asyncio.ensure_future(self._clock.sleep(self._renewal_period_s()))
                 try:
@@ -300,6 +311,9 @@ class LeaseHold:
                 self.lease.expire_time.CopyFrom(response.renewed.expire_time)
             elif event == "vacate":
                 self._set_vacate(RpcFailure.from_message(response.vacate.reason))
+            elif event == "shrink":
+                self.shrink_bytes = response.shrink.optional_bytes
+                self.shrink_asked.set()
             elif event == "failure":
                 failure = RpcFailure.from_message(response.failure)
                 if failure.reason == "OUT_OF_GRANT":
@@ -325,13 +339,12 @@ class LeaseHold:
         while not self.lost.done():
             try:
                 await self._attach_once()
-                for use_id in list(self._owed_ends):
-                    self._tasks.start(self._end_use(use_id), f"end-use-{use_id}")
+                # Before anything else: a restarted ledger knows of no use, and a holder without uses is asked to go.
+                await self._uses.repeat()
                 return
             except grpc.RpcError as error:
                 failure = RpcFailure.from_rpc_error(error)
-            if failure.code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED):
-                # The lease was given away, or a later process holds it.
+            if failure.code in _GIVEN_AWAY:
                 self._set_lost(failure)
                 return
             silent_s = self._clock.monotonic() - self._renewed_s
@@ -370,9 +383,9 @@ class LeaseHold:
                 return
             except grpc.RpcError as error:
                 failure = RpcFailure.from_rpc_error(error)
-            if failure.reason in _ENDING or self.lost.done():
+            if failure.reason in ENDING or self.lost.done():
                 raise LeaseEndingError
-            if failure.reason in _ATTACH_FIRST:
+            if failure.reason in ATTACH_FIRST:
                 if secret == self._secret:
                     self._reattach.set()
             elif not is_silence(failure):
@@ -381,23 +394,12 @@ class LeaseHold:
                 raise ledger_unreachable()
             await self._clock.sleep(RECONNECT_S[0])
 
-    async def _end_use(self, use_id: str) -> None:
-        try:
-            await self._stub.EndUse(
-                ledger_pb.EndUseRequest(lease_id=self.lease_id, secret=self._secret, use_id=use_id),
-                timeout=self._policy.call_timeout_s,
-            )
-        except grpc.RpcError as error:
-            failure = RpcFailure.from_rpc_error(error)
-            if is_silence(failure) or failure.reason in _ATTACH_FIRST:
-                return  # owed until attached again
-        self._owed_ends.discard(use_id)
-
     def _set_vacate(self, failure: RpcFailure) -> None:
         if not self.vacate.done():
             self.vacate.set_result(failure)
 
     def _set_lost(self, failure: RpcFailure) -> None:
+        self.over = self.over or failure.code in _GIVEN_AWAY
         if not self.lost.done():
             self.lost.set_result(failure)
 
@@ -412,14 +414,3 @@ async def _close(
             await call.done_writing()
             await first_of(reader, timeout_s=STREAM_END_S)
     call.cancel()
-
-
-def is_silence(failure: RpcFailure) -> bool:
-    """Whether a call failed because no ledger was there to decide it, so that it is worth making again."""
-    if failure.is_ours:
-        return failure.reason in _COMES_BACK
-    return failure.code in (
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.CANCELLED,
-    )

@@ -14,7 +14,8 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
 
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.failures import ledger_unreachable
-from weighbridge_engines.host.lease import STREAM_END_S, LeaseHold, LeasePolicy, is_silence
+from weighbridge_engines.host.lease import STREAM_END_S, LeaseHold, LeasePolicy
+from weighbridge_engines.host.refusals import ATTACH_FIRST, is_silence
 
 RETRY_S = 0.2
 """Pause between attempts to reach a service that restarts (it takes about half a second)."""
@@ -22,11 +23,24 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True)
 class ClaimTerms:
-    """What a load says about its claim beside the bytes."""
+    """What a load says about its claim beside the bytes.
+
+    Attributes:
+        priority: how urgent it is.
+        pinned: never asked to vacate, unless by a load that replaces it.
+        max_wait_s: how long it may wait; None: as long as the ledger lets it.
+        exclusive: whether nobody else may be on its devices; None: as its kind of engine has it.
+    """
 
     priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED
     pinned: bool = False
     max_wait_s: float | None = None
+    exclusive: bool | None = None
+
+    def cover(self, wanted: "ClaimTerms") -> bool:
+        """Whether a lease on these terms is as good as one on ``wanted``. What was not said at the claim cannot be
+        said of the lease later."""
+        return (self.pinned or not wanted.pinned) and (bool(self.exclusive) or not wanted.exclusive)
 
 
 class LedgerGateway:
@@ -56,6 +70,7 @@ class LedgerGateway:
         terms: ClaimTerms,
         tell: Callable[[ledger_pb.AdmitResponse], None],
         owe_release: Callable[[LeaseHold], object],
+        replaced: LeaseHold | None = None,
     ) -> LeaseHold:
         """Claim what the plan needs, wait for it in order, and activate the lease.
 
@@ -63,9 +78,12 @@ class LedgerGateway:
             tell: hears of queueing, reclaiming and the grant.
             owe_release: takes over a lease whose activation was begun and not completed: it may be active, and must be
                 released until the ledger answers (ledger rule 7).
+            replaced: the lease that this one takes the place of: its bytes count as available, and when nothing else is
+                missing its holder is asked to vacate (ledger rule 24).
 
         Raises:
-            RequestError: the ledger's refusal; UNAVAILABLE LEDGER_UNREACHABLE.
+            RequestError: the ledger's refusal; UNAVAILABLE LEDGER_UNREACHABLE. The replaced lease is as it was, unless
+                it had been asked to vacate.
         """
         request = ledger_pb.AdmitRequest(
             request_id=uuid.uuid4().hex,
@@ -74,6 +92,7 @@ class LedgerGateway:
             claim=plan.claim,
             priority=terms.priority,
             pinned=terms.pinned,
+            exclusive=bool(terms.exclusive),
         )
         if terms.max_wait_s is not None:
             request.max_wait.FromNanoseconds(round(terms.max_wait_s * 1e9))
@@ -92,18 +111,27 @@ class LedgerGateway:
             tell(response)
 
         while True:
+            request.ClearField("replaces_lease")
+            if replaced is not None and not replaced.over:
+                # Its secret is another one after each time that it was attached to a restarted ledger.
+                request.replaces_lease.CopyFrom(replaced.credential)
             try:
                 return await self._admit_once(request, hear, owe)
             except grpc.RpcError as error:
                 failure = RpcFailure.from_rpc_error(error)
-                if not is_silence(failure):
+                if not is_silence(failure) and not _concerns_replaced(request, failure):
                     raise RequestError.from_failure(failure) from error
+            if replaced is not None and failure.reason in ATTACH_FIRST:
+                replaced.attach_soon(request.replaces_lease)
+            elif failure.reason == "LEASE_NOT_FOUND":
+                replaced = None  # it was given away, and its holder will hear of it
+                continue
             # The same request id again: a restarted ledger gives a waiting claim its old place. A claim may have waited
             # for minutes without news, so patience begins where the ledger was first missed.
             now_s = self._clock.monotonic()
             silent_since_s = now_s if silent_since_s is None else silent_since_s
             if now_s - silent_since_s >= self._patience_s:
-                raise ledger_unreachable()
+                raise ledger_unreachable() if is_silence(failure) else RequestError.from_failure(failure)
             await self._clock.sleep(RETRY_S)
 
     async def record(self, observation: lease_pb2.Observation) -> None:
@@ -152,3 +180,8 @@ async def _activate(
     except BaseException:
         owe_release(hold)
         raise
+
+
+def _concerns_replaced(request: ledger_pb.AdmitRequest, failure: RpcFailure) -> bool:
+    """Whether a claim failed for what the ledger knows of the lease that it replaces, which passes."""
+    return request.HasField("replaces_lease") and failure.reason in (*ATTACH_FIRST, "LEASE_NOT_FOUND")

@@ -8,6 +8,7 @@ from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 
+from weighbridge_engines.host.ledger import ClaimTerms
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
 
 if TYPE_CHECKING:
@@ -20,13 +21,15 @@ class LoadJob:
     Attributes:
         key: which load it is.
         plan: its plan.
+        terms: of its claim.
         aliases: the requests that mean it.
         users: stakes of calls that want to use the model when it is loaded: until they have, it is not replaced.
     """
 
-    def __init__(self, plan: fit_pb.PlanModelResponse, alias: RequestKey) -> None:
+    def __init__(self, plan: fit_pb.PlanModelResponse, alias: RequestKey, terms: ClaimTerms) -> None:
         self.key: PlanKey = key_of(plan)
         self.plan = plan
+        self.terms = terms
         self.aliases: set[RequestKey] = {alias}
         self.users: set[object] = set()
         self.stop_reason: RequestError | None = None

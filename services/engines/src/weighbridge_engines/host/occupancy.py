@@ -18,12 +18,14 @@ class Occupancy:
 
     def __init__(self, clock: Clock) -> None:
         self.stakes: set[object] = set()
+        self._beginning: set[object] = set()
         self.pinned = False
         self.idle_timeout_s: float | None = None
         self.last_use_wall_s = 0.0
         self._clock = clock
         self._last_use_s = 0.0
         self._freed = asyncio.Event()
+        self._begun = asyncio.Event()
         self._terms_changed = asyncio.Event()
 
     def open(self) -> None:
@@ -31,15 +33,23 @@ class Occupancy:
         self._last_use_s, self.last_use_wall_s = self._clock.monotonic(), self._clock.wall()
 
     def take(self, stake: object) -> None:
-        """A call is going to use the model; it is not replaced, vacated or unloaded until that call lets go."""
-        self.stakes.add(stake)
+        """A call is going to use the model; its process does not end until that call lets go."""
+        if stake not in self.stakes:
+            self.stakes.add(stake)
+            self._beginning.add(stake)
         self._freed.clear()
+
+    def begun(self, stake: object) -> None:
+        """That call uses it now, by the ledger's leave."""
+        self._beginning.discard(stake)
+        self._begun.set()
 
     def drop(self, stake: object) -> None:
         """That call is through."""
         if stake not in self.stakes:
             return
         self.stakes.discard(stake)
+        self.begun(stake)
         if not self.stakes:
             self.open()
             self._freed.set()
@@ -65,6 +75,18 @@ class Occupancy:
             await first_of(freed, unless)
         finally:
             freed.cancel()
+
+    async def until_begun(self) -> None:
+        """Return when each call that is going to use the model now has begun to, or let go. Later ones do not count.
+
+        A load of another model waits for this before it claims memory in the place of this one: else two models that
+        are wanted by turns could each be taken away before the call it was loaded for, and a switch would cut into a
+        batch.
+        """
+        before = set(self._beginning)
+        while before & self._beginning:
+            self._begun.clear()
+            await self._begun.wait()
 
     async def until_idle(self) -> None:
         """Return at the moment at which the model has been idle for long enough; no call comes in between."""

@@ -55,6 +55,11 @@ def planned_bytes(plan: fit_pb.PlanModelResponse) -> int:
     return plan.requirement.total.expected_bytes
 
 
+def claimed_bytes(plan: fit_pb.PlanModelResponse) -> int:
+    """What the plan claims as required, wherever it lives."""
+    return plan.claim.host_bytes + sum(device.required_bytes for device in plan.claim.devices)
+
+
 def purpose_of(plan: fit_pb.PlanModelResponse, kind: str, engine_build: str) -> lease_pb2.Purpose:
     """What the lease of this plan is for."""
     return lease_pb2.Purpose(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 import structlog
+from weighbridge_common.logs import describe_error
 from weighbridge_common.sizes import format_gib
 from weighbridge_common.tasks import TaskOwner
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
@@ -19,11 +20,13 @@ from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.clock import Clock
-from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge
+from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge, shrunk
 from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
-from weighbridge_engines.host.lease import LeaseEndingError, LeaseHold
+from weighbridge_engines.host.lease import LeaseHold
+from weighbridge_engines.host.ledger import ClaimTerms
 from weighbridge_engines.host.occupancy import Occupancy
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
+from weighbridge_engines.host.refusals import LeaseEndingError
 from weighbridge_engines.host.requests import RequestQueue
 from weighbridge_engines.host.states import ResidencyState, advance
 from weighbridge_engines.host.waiting import first_of
@@ -84,6 +87,7 @@ class Residency:
     Attributes:
         model: as it was named first.
         plan: the plan it is loaded by.
+        terms: what its claim said beside the bytes.
         aliases: requests that mean it.
         hold: its lease.
         use: who uses it.
@@ -96,6 +100,7 @@ class Residency:
         self,
         model: weights_pb2.ModelRef,
         plan: fit_pb.PlanModelResponse,
+        terms: ClaimTerms,
         aliases: set[RequestKey],
         hold: LeaseHold,
         around: Surroundings,
@@ -103,6 +108,7 @@ class Residency:
         loop = asyncio.get_running_loop()
         self.model = model
         self.plan = plan
+        self.terms = terms
         self.key: PlanKey = key_of(plan)
         self.aliases = aliases
         self.hold = hold
@@ -202,6 +208,7 @@ class Residency:
         except LeaseEndingError:
             raise _lease_over() from None
         self._watch(self._watch_footprint(self.footprint), "footprint")
+        self._watch(self._watch_shrink(self.footprint), "shrink")
         child.open_gate()
         self._runtime = launch.connect()
         try:
@@ -318,6 +325,20 @@ class Residency:
             if held > grant:
                 self.hold.renew_soon()  # the ledger may grant the difference, or say that it cannot
             await self._around.clock.sleep(self._around.policy.footprint_period_s)
+
+    async def _watch_shrink(self, footprint: Footprint) -> None:
+        """Optional bytes are given back as far as they are free; the rest is left undone, and others are asked then."""
+        while True:
+            await self.hold.shrink_asked.wait()
+            self.hold.shrink_asked.clear()
+            claim = shrunk(self.hold.lease, await footprint.measure(), self.hold.shrink_bytes)
+            if claim is None:
+                _log.info("shrink_left_undone", lease_id=self.hold.lease_id, held_bytes=footprint.now_bytes)
+                continue
+            try:
+                await self.hold.resize(claim)
+            except (LeaseEndingError, RequestError) as error:
+                _log.info("shrink_failed", lease_id=self.hold.lease_id, **describe_error(error))
 
     async def _watch_liveness(self, runtime: Runtime) -> None:
         policy = self._around.policy.liveness

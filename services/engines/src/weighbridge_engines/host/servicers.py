@@ -155,7 +155,12 @@ def _wish_of(request: engine_pb.LoadModelRequest) -> Wish:
         model=request.model,
         workload=request.workload,
         options=request.options,
-        terms=ClaimTerms(request.priority, request.pinned, max_wait_s),
+        terms=ClaimTerms(
+            request.priority,
+            request.pinned,
+            max_wait_s,
+            request.exclusive if request.HasField("exclusive") else None,
+        ),
         idle_timeout_s=idle_s,
     )
 

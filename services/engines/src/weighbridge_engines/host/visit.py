@@ -28,6 +28,10 @@ class Visit:
         assert self._residency is not None
         return self._residency
 
+    def begun(self) -> None:
+        """The call uses the model now, by the ledger's leave."""
+        self.residency.use.begun(self)
+
     async def events(self) -> AsyncGenerator[engine_pb.LoadModelResponse, None]:
         """Load, or join a load, or find it loaded; ends when the model can be used.
 
@@ -44,7 +48,7 @@ class Visit:
             job = host.find_job(wish, key)
             if job is None:
                 if key is None:
-                    raise failures.no_model_loaded()
+                    raise failures.no_model_loaded(ending=host.current is not None)
                 plan = await host.plan(wish)
                 same = host.find_same(wish, plan, key)
                 if isinstance(same, Residency):

@@ -69,6 +69,7 @@ class MlxKind:
     title = "The MLX engine"
     engine_kind = plan_pb2.ENGINE_KIND_MLX
     does_chat = True
+    exclusive = False
 
     def __init__(
         self,
