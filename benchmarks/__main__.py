@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import render
 
-SUITES = ("headers", "trees", "catalogue", "admission", "chat")
+SUITES = ("headers", "trees", "catalogue", "admission", "watching", "chat")
 
 
 def main() -> int:

@@ -1,112 +1,130 @@
-"""One admission, from request to grant on disk, against an empty server stream on the same server."""
+"""Admissions, from request to grant on disk, against an empty server stream on the same server: one alone, and 32 at
+once."""
 
 import asyncio
 import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 from google.protobuf import empty_pb2
-from weighbridge_common import processes
-from weighbridge_proto.channel import open_channel
-from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
-from weighbridge_proto.memory.v1 import requirement_pb2
 
-from benchmarks.ledger_server import EMPTY_SERVICE
+from benchmarks.ledger_client import Client, connected, running
 from benchmarks.measure import Comparison
 
-ROUNDS = 300
-WARMUP = 30
-CLAIM_BYTES = 1 << 30
+ROUNDS = 1000
+WARMUP = 50
+ROUNDS_PER_LIFE = 4
+"""A whole life is measured in every fourth round: it has no goal."""
+
+CLIENTS = 32
+BURST = 640
+"""Calls of one burst, of all clients together: some 20 each."""
+BURSTS = 9
 
 
-def _request(number: int, me: processes.ProcessIdentity) -> ledger_service_pb2.AdmitRequest:
-    return ledger_service_pb2.AdmitRequest(
-        request_id=f"benchmark-{number}",
-        holder=lease_pb2.Holder(
-            name="benchmark",
-            process=me.to_message(),
-        ),
-        purpose=lease_pb2.Purpose(engine_kind="mlx", model_name="benchmark"),
-        claim=requirement_pb2.Claim(host_bytes=CLAIM_BYTES),
-    )
+@dataclass
+class _Times:
+    """Milliseconds."""
+
+    admissions: list[float] = field(default_factory=list)
+    lives: list[float] = field(default_factory=list)
+    streams: list[float] = field(default_factory=list)
+    syncs: list[float] = field(default_factory=list)
 
 
-async def _measure(target: str, scratch: Path) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of admissions, empty streams and raw syncs, taken in turn."""
-    admissions: list[float] = []
-    streams: list[float] = []
-    syncs: list[float] = []
+async def _one_at_a_time(client: Client, scratch: Path) -> _Times:
+    """Admissions, whole lives, empty streams and raw syncs, taken in turn."""
+    times = _Times()
     page = os.urandom(4096)
-    me = processes.current()  # as a client does: once, not for each claim
-    async with open_channel(target) as channel:
-        await asyncio.wait_for(channel.channel_ready(), 60)
-        ledger = ledger_service_pb2_grpc.LedgerServiceStub(channel)
-        empty = channel.unary_stream(
-            f"/{EMPTY_SERVICE}/Stream",
-            request_serializer=empty_pb2.Empty.SerializeToString,
-            response_deserializer=empty_pb2.Empty.FromString,
-        )
-        with (scratch / "raw").open("wb", buffering=0) as raw:
-            for number in range(WARMUP + ROUNDS):
-                # Before either of the two a call that the ledger answers: neither finds the server colder.
-                await ledger.ListLeases(ledger_service_pb2.ListLeasesRequest())
+    with (scratch / "raw").open("wb", buffering=0) as raw:
+        for number in range(-WARMUP, ROUNDS):
+            # Before either of the two a call that the ledger answers: neither finds the server colder.
+            await client.until_nothing_is_leased()
+            start = time.perf_counter()
+            call, _ = await client.admit()
+            admission_ms = (time.perf_counter() - start) * 1e3
+            # Ends the stream, which frees the grant: done before anything else is timed.
+            call.cancel()
+            await client.until_nothing_is_leased()
+
+            start = time.perf_counter()
+            stream = client.floor.empty_stream(empty_pb2.Empty())
+            await stream.read()
+            stream_ms = (time.perf_counter() - start) * 1e3
+            await stream.read()
+
+            start = time.perf_counter()
+            raw.write(page)
+            os.fdatasync(raw.fileno())
+            sync_ms = (time.perf_counter() - start) * 1e3
+
+            if number < 0:
+                continue
+            times.admissions.append(admission_ms)
+            times.streams.append(stream_ms)
+            times.syncs.append(sync_ms)
+            if number % ROUNDS_PER_LIFE == 0:
                 start = time.perf_counter()
-                call = ledger.Admit(_request(number, me))
-                answer = await call.read()
-                admitted = time.perf_counter()
-                assert answer.HasField("granted")
-                # Ends the stream, which frees the grant: done before anything else is timed.
-                call.cancel()
-                while (await ledger.ListLeases(ledger_service_pb2.ListLeasesRequest())).leases:
-                    pass
+                await client.live()
+                times.lives.append((time.perf_counter() - start) * 1e3)
+    return times
 
-                stream_start = time.perf_counter()
-                stream = empty(empty_pb2.Empty())
-                assert await stream.read() is not grpc.aio.EOF
-                stream_end = time.perf_counter()
-                await stream.read()
 
-                sync_start = time.perf_counter()
-                raw.write(page)
-                os.fdatasync(raw.fileno())
-                sync_end = time.perf_counter()
-                if number >= WARMUP:
-                    admissions.append((admitted - start) * 1e3)
-                    streams.append((stream_end - stream_start) * 1e3)
-                    syncs.append((sync_end - sync_start) * 1e3)
-    return admissions, streams, syncs
+async def per_second(clients: Sequence[Client], work: Callable[[Client], Awaitable[None]], times: int) -> float:
+    """How often `work` ends in a second while each client has one in flight, over so many times in all."""
+
+    async def one(client: Client) -> None:
+        for _ in range(times // len(clients)):
+            await work(client)
+
+    start = time.perf_counter()
+    await asyncio.gather(*map(one, clients))
+    return times / (time.perf_counter() - start)
+
+
+async def _all_at_once(clients: Sequence[Client]) -> tuple[list[float], list[float]]:
+    """Admissions and empty streams in a second, burst by burst in turn."""
+    admissions, streams = [], []
+    for number in range(-1, BURSTS):
+        admitted = await per_second(clients, Client.admit_and_leave, BURST)
+        await clients[0].until_nothing_is_leased()
+        streamed = await per_second(clients, Client.read_empty_stream, BURST)
+        if number >= 0:
+            admissions.append(admitted)
+            streams.append(streamed)
+    return admissions, streams
+
+
+async def _measure(target: str, scratch: Path) -> tuple[_Times, tuple[list[float], list[float]]]:
+    async with connected(target) as (client,):
+        times = await _one_at_a_time(client, scratch)
+    async with connected(target, CLIENTS) as clients:
+        return times, await _all_at_once(clients)
 
 
 def run() -> Iterator[Comparison]:
-    """p50 of an admission against p50 of the empty stream, and of one raw sync beside them."""
-    # The current folder, not /tmp: a temporary file system in memory would make syncs free.
-    with tempfile.TemporaryDirectory(prefix="wb-") as sockets, tempfile.TemporaryDirectory(dir=".") as data:
-        target = f"unix:{sockets}/run/ledger.sock"
-        server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ledger_server"],
-            env={k: v for k, v in os.environ.items() if not k.startswith("WEIGHBRIDGE_")}
-            | {
-                "WEIGHBRIDGE_RUN_DIR": f"{sockets}/run",
-                "WEIGHBRIDGE_LEDGER_DATA_DIR": data,
-                "WEIGHBRIDGE_LEDGER_MACHINE": "cpu:1024",
-                "WEIGHBRIDGE_LEDGER_LOG_LEVEL": "warning",
-            },
-        )
-        try:
-            admissions, streams, syncs = asyncio.run(_measure(target, Path(data)))
-        finally:
-            server.terminate()
-            server.wait(timeout=30)
+    """One at a time and 32 at once, each against the empty stream; one raw sync stands beside them."""
+    with running() as (target, scratch):
+        times, (admissions, streams) = asyncio.run(_measure(target, scratch))
+    floor = "an empty server stream on the same server with the same interceptors"
     yield Comparison(
-        "admission, request to grant on disk (p50)", "ms", admissions,
-        "an empty server stream on the same server with the same interceptors (p50)", streams,
+        "admission, request to grant on disk (p50)", "ms", times.admissions, f"{floor} (p50)", times.streams,
         "at most 2", lambda ratio: ratio <= 2,
     )  # fmt: skip
     yield Comparison(
-        "the empty stream (p50)", "ms", streams, "one raw 4 KiB write with fdatasync on the same disk (p50)", syncs, ""
+        "admission, request to grant on disk (p99)", "ms", times.admissions, f"{floor} (p99)", times.streams, "",
+        at=0.99,
+    )  # fmt: skip
+    yield Comparison(
+        "the empty stream (p50)", "ms", times.streams,
+        "one raw 4 KiB write with fdatasync on the same disk (p50)", times.syncs, "",
+    )  # fmt: skip
+    yield Comparison(
+        "a whole life: Admit, ActivateLease, ReleaseLease (p50)", "ms", times.lives, f"{floor} (p50)", times.streams, ""
     )
+    yield Comparison(
+        f"durable admissions with {CLIENTS} clients in flight", "per s", admissions,
+        f"the same {CLIENTS} clients with the empty stream", streams, "at least 0.5", lambda ratio: ratio >= 0.5,
+    )  # fmt: skip

@@ -1,9 +1,12 @@
 """Alternated measurements and how they are printed."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+MEDIAN = 0.5
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,13 @@ class Comparison:
     holds: Callable[[float], bool] | None = None
     inverse: bool = False
     """Print baseline / ours ("times faster") instead of ours / baseline."""
+    at: float = MEDIAN
+    """Which quantile of both is compared: the median unless the tail is the figure, for outliers are the machine's."""
 
     @property
     def ratio(self) -> float:
-        """Median of ours over median of the baseline (or the inverse). Medians, because outliers are the machine's."""
-        ours, baseline = statistics.median(self.ours), statistics.median(self.baseline)
+        """That quantile of ours over the same of the baseline (or the inverse)."""
+        ours, baseline = quantile(self.ours, self.at), quantile(self.baseline, self.at)
         return baseline / ours if self.inverse else ours / baseline
 
     @property
@@ -33,20 +38,27 @@ class Comparison:
         return self.holds(self.ratio) if self.holds else None
 
 
+def quantile(values: Sequence[float], at: float) -> float:
+    """The least value that at least the share `at` of all values does not exceed; the usual median for one half."""
+    if at == MEDIAN:
+        return statistics.median(values)
+    return sorted(values)[max(0, math.ceil(at * len(values)) - 1)]
+
+
 def render(comparison: Comparison) -> str:
-    """One figure as a line: the ratio first, then both medians with their spread."""
+    """One figure as a line: the ratio first, then both quantiles with their spread."""
     word = "x faster" if comparison.inverse else "x"
     verdict = {None: "", True: "  [holds]", False: "  [MISSED]"}[comparison.met]
     goal = f"  goal: {comparison.goal}{verdict}" if comparison.goal else ""
     return (
         f"{comparison.name}\n    {comparison.ratio:8.2f} {word} against {comparison.baseline_name}{goal}\n"
-        f"    ours {_spread(comparison.ours, comparison.unit)};"
-        f" baseline {_spread(comparison.baseline, comparison.unit)}"
+        f"    ours {_spread(comparison.ours, comparison.unit, comparison.at)};"
+        f" baseline {_spread(comparison.baseline, comparison.unit, comparison.at)}"
     )
 
 
-def _spread(values: Sequence[float], unit: str) -> str:
-    return f"{statistics.median(values):.4g} {unit} ({min(values):.4g}..{max(values):.4g}, n={len(values)})"
+def _spread(values: Sequence[float], unit: str, at: float) -> str:
+    return f"{quantile(values, at):.4g} {unit} ({min(values):.4g}..{max(values):.4g}, n={len(values)})"
 
 
 def alternate(
