@@ -1,6 +1,6 @@
 """Machines that nobody here owns, from recorded readings. Expected values are worked by hand from public formulas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +213,14 @@ def test_what_a_balloon_gives_back_is_said_and_not_handed_out() -> None:
     live = against_start(start.machine, later)
     assert [finding.reason for finding in live.findings] == ["RAM_GREW"]
     assert live.host_used_bytes == (65_863_680 - 62_914_560) * KIB
+
+
+def test_a_card_that_was_plugged_in_later_is_said_and_not_used() -> None:
+    later = recorded("two-cards-24")
+    start = replace(later.machine, devices=later.machine.devices[:1])
+    (finding,) = against_start(start, later).findings
+    assert finding.reason == "DEVICE_APPEARED"
+    assert later.machine.devices[1].name in finding.message
 
 
 def test_memory_that_did_not_change_is_no_finding() -> None:

@@ -87,6 +87,22 @@ def test_three_load_one_after_the_other_in_the_order_of_asking(world) -> None:
     assert order == sorted(order)
 
 
+def test_a_ledger_that_is_started_anew_knows_who_is_loading(world) -> None:
+    # The engine that it was told of goes on mapping its weights while the ledger is away.
+    first, secret = world.active(3)
+    world.restart()
+    second = world.admit(3, pid=2).lease.lease_id
+    assert world.state(second) is LeaseState.QUEUED
+    loaded(world, first, secret)
+    assert world.state(second) is LeaseState.GRANTED
+
+
+def test_what_was_loaded_before_a_restart_holds_nobody(world) -> None:
+    loaded(world, *world.active(3))
+    world.restart()
+    assert world.admit(3, pid=2).lease.state is LeaseState.GRANTED
+
+
 # -- a load that fails does not wedge the others -----------------------------------------------------------------------
 
 

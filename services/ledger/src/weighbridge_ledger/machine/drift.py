@@ -14,7 +14,8 @@ def against_start(machine: Machine, now: Interpretation) -> LiveMemory:
     """Live memory as it counts for the machine that the ledger started on.
 
     A virtual machine whose host inflates a balloon loses memory (MemTotal shrinks), and so does a container whose limit
-    is lowered while it runs: what is missing is as good as used. A card that stops answering is unknown, and stays.
+    is lowered while it runs: what is missing is as good as used. A card that stops answering is unknown, and stays; one
+    that is plugged in, or made by partitioning another, is said.
     """
     live = now.live
     findings = list(live.findings)
@@ -42,6 +43,15 @@ def against_start(machine: Machine, now: Interpretation) -> LiveMemory:
     findings += [
         Finding("DEVICE_NOT_ANSWERING", f"{device.name} does not answer: other programs on it count as nothing.")
         for device in missing
+    ]
+    known = {device.device_id for device in machine.devices}
+    findings += [
+        Finding(
+            "DEVICE_APPEARED",
+            f"{device.name} was not here when the ledger started; restart it to load models there.",
+        )
+        for device in now.machine.devices
+        if device.device_id not in known
     ]
     return replace(
         live,
