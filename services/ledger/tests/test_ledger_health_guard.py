@@ -256,7 +256,7 @@ async def test_who_waited_for_a_device_in_vain_is_told_so(guarded) -> None:
             await machine.look(after_s=10)
         failure = await last_failure(ledger, call)
         assert (failure.code, failure.reason) == (Code.DEADLINE_EXCEEDED, "ADMISSION_TIMED_OUT")
-        for said in ("30 s", "NVIDIA L40S", "86 °C"):
+        for said in ("Flux Dev", "waited 30 s", "NVIDIA L40S", "86 °C"):
             assert said in failure.message
 
 

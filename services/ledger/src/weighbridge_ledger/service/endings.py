@@ -10,7 +10,7 @@ from weighbridge_ledger.book.events import REFUSAL_OF
 from weighbridge_ledger.book.waiting import WaitCode, WaitReason
 from weighbridge_ledger.service import failures
 from weighbridge_ledger.service.keeper import Keeper
-from weighbridge_ledger.service.naming import name_of
+from weighbridge_ledger.service.naming import claim_name, name_of
 
 HOLDERS_IN_A_SENTENCE = 3
 """So many are named; the metadata has all that the book named."""
@@ -54,14 +54,14 @@ def end_of(cause: ReleaseCause, ask: Ask, waited: Waited | None, keeper: Keeper)
 
 def _timed_out(ask: Ask, waited: Waited | None, keeper: Keeper) -> Refused:
     seconds = 0.0 if waited is None else max(0.0, keeper.clock().monotonic - waited.since)
-    text = f"The claim for {format_gib(ask.claim.total_bytes)} waited {seconds:.0f} s, as long as was allowed."
+    text = f"{claim_name(ask)} waited {seconds:.0f} s, as long as was allowed."
     figures = _figures(ask, waited) | {"waited_s": f"{seconds:.0f}"}
     return Refused(Reason.ADMISSION_TIMED_OUT, _with_reasons(text, waited, keeper), metadata=figures)
 
 
 def _would_wait_for_use(ask: Ask, waited: Waited | None, keeper: Keeper) -> Refused:
     text = (
-        f"The claim for {format_gib(ask.claim.total_bytes)} is made while its caller keeps another lease in use, and "
+        f"{claim_name(ask)} is made while its caller keeps another lease in use, and "
         "would now wait for one that is in use, too. End that use or release that lease first, then ask again."
     )
     return Refused(Reason.WAIT_WHILE_HOLDING, _with_reasons(text, waited, keeper), metadata=_figures(ask, waited))
