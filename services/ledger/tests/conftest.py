@@ -138,6 +138,37 @@ class World:
         self.drain()
         return lease_id, secret
 
+    def resident(self, size: int, pid: int = 1, *engines: int, **more: object) -> tuple[str, str]:
+        """An active lease whose engine has loaded, and which nobody uses: (id, secret)."""
+        lease_id, secret = self.active(size, pid, *engines, term_s=600, **more)  # type: ignore[arg-type]
+        self.book.renew(lease_id, secret, None, self.now, load_complete=True)
+        self.drain()
+        return lease_id, secret
+
+    def rest(self) -> None:
+        """Long enough that everybody who is not in use has been idle, and is past the minimum residency."""
+        self.pass_time(self.policy.min_residency_s + self.policy.idle_s)
+
+    def begin_use(self, lease_id: str, secret: str) -> str:
+        try:
+            return self.book.begin_use(lease_id, secret, "", self.now)
+        finally:
+            self.drain()
+
+    def end_use(self, lease_id: str, secret: str, use: str) -> None:
+        self.book.end_use(lease_id, secret, use, self.now)
+        self.drain()
+
+    def vacating(self) -> list[str]:
+        """The leases that were asked to vacate, in the order of asking for them."""
+        return [lease_id for lease_id in self.book.lease_ids() if self.state(lease_id) is LeaseState.VACATING]
+
+    def wait_codes(self, lease_id: str) -> list[str]:
+        """What a claim waits for, by its codes."""
+        waiting = self.book.waiting_for(lease_id)
+        assert waiting is not None
+        return [reason.code.value for reason in waiting[2]]
+
     def release(self, lease_id: str, secret: str) -> Lease:
         try:
             return self.book.release(lease_id, secret, self.is_alive, self.now)
