@@ -175,6 +175,7 @@ def test_samples_taken_while_something_loads_do_not_make_a_rise_steady(new_world
     resident(world, 3, 1)
     grow_old(world)
     loading, secret = world.active(1, 2, term_s=LONG)
+    world.book.set_external(External(3), world.now)
     waits(world, 6)
     for _ in range(2 * POLICY.steady_samples):
         world.book.set_external(External(3), world.now)
