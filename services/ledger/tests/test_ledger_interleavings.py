@@ -350,6 +350,8 @@ async def test_no_interleaving_with_a_failing_disk_tells_what_is_not_on_it(ledge
 
     async def disk() -> None:
         while True:
+            # The ledger's own next look, four times a second, would come after most of the claims.
+            ledger.servicer._keeper.committer.retry()
             await asyncio.sleep(dice.random() * 0.06)
             fault = dice.choice(["full", "slow"])
             if fault == "full":

@@ -34,13 +34,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Batch:
-    """Decisions that are committed together. The thread reads `writes` and `reads`, once they are handed over; the rest
-    is the event loop's."""
+    """Decisions that are committed together. The thread reads `writes`, `reads` and `probe`, once they are handed over;
+    the rest is the event loop's."""
 
     writes: list[AnyWrite] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     waiters: list[asyncio.Future[StoreError | None]] = field(default_factory=list)
     reads: list[tuple[Callable[[Store], Any], asyncio.Future[Any]]] = field(default_factory=list)
+    probe: bool = False
+    """Whether to find out if there is room again, once the writes are on disk."""
 
 
 class Committer:
@@ -64,19 +66,29 @@ class Committer:
         self._closing = False
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self.failing = False
-        """Whether the last batch could not be written."""
+        """Whether new claims must be refused: a batch could not be written, and since then it was not found out that
+        there is room for one again. That something small could be written, such as the end of a lease, says nothing."""
+        self._behind = False
+        """Whether something was decided that is not on disk: the last batch could not be written."""
+        self.batches = 0
+        """Batches that have ended, written or not."""
         threading.Thread(target=self._work, name="ledger-store", daemon=True).start()
 
     @property
     def idle(self) -> bool:
         """Whether everything taken up so far is on disk and told."""
-        return self._latest() is None and not self.failing
+        return self.at_rest and not self._behind
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is being written."""
+        return self._latest() is None
 
     def enqueue(self, writes: Sequence[AnyWrite], events: Sequence[Event]) -> None:
         """Take a decision up for writing. Cannot be cancelled from here on."""
         if not writes and not events:
             return
-        if not writes and self._latest() is None and not self.failing:
+        if not writes and self.idle:
             self._on_batch(Batch(events=list(events)), None)
             return
         batch = self._gather()
@@ -92,7 +104,7 @@ class Committer:
         """
         batch = self._latest()
         if batch is None:
-            if not self.failing:
+            if not self._behind:
                 return None
             batch = self._gather()
             self._hand_over()
@@ -101,9 +113,9 @@ class Committer:
         return await waiter
 
     def retry(self) -> None:
-        """Try again to write what could not be written."""
+        """Try again to write what could not be written, and find out whether there is room for more than that."""
         if self.failing:
-            self._gather()
+            self._gather().probe = True
             self._hand_over()
 
     async def read(self, query: Callable[[Store], T]) -> T:
@@ -143,8 +155,9 @@ class Committer:
         unwritten: dict[Hashable, AnyWrite] = {}
         while (batch := self._handed_over.get()) is not None:
             error = self._write(batch, unwritten)
+            has_room = error is None and batch.probe and self._has_room()
             answers = [(future, *self._answer(query)) for query, future in batch.reads]
-            self._loop.call_soon_threadsafe(self._finish, batch, error, answers)
+            self._loop.call_soon_threadsafe(self._finish, batch, error, has_room, answers)
         if unwritten:
             self._write(Batch(), unwritten)
         self._store.close()
@@ -164,6 +177,13 @@ class Committer:
         unwritten.clear()
         return None
 
+    def _has_room(self) -> bool:
+        try:
+            self._store.probe()
+        except Exception:  # whatever it is, there is no room; the next commit says what it is
+            return False
+        return True
+
     def _answer(self, query: Callable[[Store], Any]) -> tuple[Any, Exception | None]:
         try:
             return query(self._store), None
@@ -174,13 +194,17 @@ class Committer:
         self,
         batch: Batch,
         error: StoreError | None,
+        has_room: bool,
         answers: list[tuple[asyncio.Future[Any], Any, Exception | None]],
     ) -> None:
         if error is not None and not self.failing:
             _log.error("store_unwritable", **describe_error(error))
-        elif error is None and self.failing:
+            self.failing = True
+        elif has_room and self.failing:
             _log.info("store_writable_again")
-        self.failing = error is not None
+            self.failing = False
+        self._behind = error is not None
+        self.batches += 1
         # Answers are set first, so that the calls go on before whatever else the listeners put off; they run only after
         # this returns, and find what the listeners have noted.
         for waiter in batch.waiters:
