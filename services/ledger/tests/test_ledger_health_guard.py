@@ -2,6 +2,7 @@
 moves."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,14 @@ class Replayed:
             drm=tuple(_warm_drm(one, celsius) if device in one.product else one for one in self.readings.drm),
         )
         return self
+
+    def fill(self, gib: int) -> None:
+        """Other programs hold so much of its memory."""
+        assert self.readings.meminfo is not None
+        total = re.search(r"MemTotal: *(\d+) kB", self.readings.meminfo)
+        assert total is not None
+        available = f"MemAvailable: {int(total[1]) - gib * 2**20} kB"
+        self.readings = replace(self.readings, meminfo=re.sub("MemAvailable:.*", available, self.readings.meminfo))
 
     def without_sensors(self) -> None:
         """Its sensors fall silent."""
@@ -231,6 +240,33 @@ async def test_sensors_that_fall_silent_hold_nobody(guarded) -> None:
         await machine.look(after_s=15)
         assert await state(ledger, 1) == "QUEUED"
         await machine.look(after_s=1)
+        await granted(call)
+
+
+async def test_memory_that_comes_free_is_not_given_out_on_a_gpu_that_has_just_become_hot(guarded) -> None:
+    machine = Replayed(guarded, "strix-halo-raised").plug_in()
+    machine.fill(60)
+    async with guarded.serve() as ledger:
+        call = ledger.stub.Admit(claim(ledger, 1, None, gib=100))
+        assert (await waits_for(call)).code == "EXTERNAL_USE"
+        machine.fill(10)
+        await machine.sample(90)
+        assert await state(ledger, 1) == "QUEUED"
+
+
+async def test_a_gpu_that_is_well_again_is_not_given_out_beyond_what_was_measured_with_it(guarded) -> None:
+    machine = Replayed(guarded, "strix-halo-raised").warm(90).plug_in()
+    machine.fill(10)
+    async with guarded.serve() as ledger:
+        call = ledger.stub.Admit(claim(ledger, 1, None, gib=100))
+        assert (await waits_for(call)).code == "DEVICE_UNHEALTHY"
+        for _ in range(2):
+            await machine.sample(70)
+        machine.fill(60)
+        await machine.sample(70)
+        assert await state(ledger, 1) == "QUEUED"
+        machine.fill(10)
+        await machine.sample(70)
         await granted(call)
 
 

@@ -14,6 +14,7 @@ from weighbridge_ledger.machine.interpret import interpret
 from weighbridge_ledger.machine.model import UNMEASURED, LiveMemory, Machine, Pool, Source
 from weighbridge_ledger.machine.probe import MachineProbe
 from weighbridge_ledger.machine.readings import Readings
+from weighbridge_ledger.service.app import assemble
 from weighbridge_ledger.service.attribution import EngineLook, EngineUse
 from weighbridge_ledger.service.keeper import Keeper
 from weighbridge_ledger.service.machine_desk import MachineDesk, Wishes
@@ -94,12 +95,12 @@ async def is_asked(ledger, lease_id: str) -> bool:
 # -- what the book is told ---------------------------------------------------------------------------------------------
 
 
-async def test_the_first_claim_knows_of_other_programs(host: MeasuredHost) -> None:
-    # A ledger that is started again must not grant what others took meanwhile before it has looked.
+async def test_a_ledger_has_measured_before_it_serves(host: MeasuredHost) -> None:
+    # One that is started again must not grant what others took meanwhile.
     host.used_gib = 20
-    async with host.ledger.serve() as ledger:
-        assert await outcome(ledger.admit(21)) == "EXTERNAL_USE"
-        assert await outcome(ledger.admit(20, 2)) == "granted"
+    servicer = await assemble(host.ledger.probe, MemoryStore(), Policy(), clock=lambda: Moment(0.0, 0.0))
+    assert servicer._keeper.book.external.host_bytes == 4 * GIB
+    await servicer.aclose()
 
 
 async def test_a_rise_blocks_grants_at_once(host: MeasuredHost) -> None:

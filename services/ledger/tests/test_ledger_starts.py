@@ -4,8 +4,13 @@ loads exclude each other; what is loaded runs side by side."""
 from dataclasses import replace
 
 import pytest
+from weighbridge_common.settings import parse
 from weighbridge_ledger.book import Ceilings, LeaseState
 from weighbridge_ledger.book.states import Claim
+from weighbridge_ledger.machine.ceilings import ceilings_for
+from weighbridge_ledger.machine.declared import parse_spec
+from weighbridge_ledger.machine.model import Machine, Pool
+from weighbridge_ledger.settings import LedgerSettings
 
 METAL = Ceilings(10, has_shared_gpu=True, one_start_at_a_time=True)
 ANYWHERE = Ceilings(10, has_shared_gpu=True)
@@ -164,3 +169,19 @@ def test_who_waits_for_bytes_too_is_told_of_both(world) -> None:
     world.active(8)
     second = world.admit(8, pid=2).lease.lease_id
     assert wait_codes(world, second) == ["LOADS_ONE_AT_A_TIME", "BYTES_HELD"]
+
+
+# -- what a person says about it ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "on_a_mac", "elsewhere"), [("auto", True, False), ("always", True, True), ("never", False, False)]
+)
+def test_a_persons_word_goes_before_the_platforms(word: str, on_a_mac: bool, elsewhere: bool) -> None:
+    # A machine that was declared does not say that it is a Mac.
+    one_load = parse(LedgerSettings, {"WEIGHBRIDGE_LEDGER_ONE_LOAD_AT_A_TIME": word}).one_load()
+    mac = Machine("n", Pool.UNIFIED, 2**36, platform="darwin/arm64")
+    found = [
+        ceilings_for(machine, one_load=one_load).one_start_at_a_time for machine in (mac, parse_spec("unified:64"))
+    ]
+    assert found == [on_a_mac, elsewhere]

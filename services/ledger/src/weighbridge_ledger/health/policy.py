@@ -4,8 +4,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
-LONGEST_REST_S = 86_400.0
-"""Older reports of panics are not read (see `machine.probe_darwin`)."""
+from weighbridge_ledger.machine.probe_darwin import REPORT_AGE_S
+
+LONGEST_REST_S = REPORT_AGE_S
+"""Older reports of panics are not read."""
 
 
 class Mode(Enum):

@@ -13,7 +13,7 @@ PRESSURE_NAME = "kern.memorystatus_vm_pressure_level"
 REPORT_FOLDERS = (Path("/Library/Logs/DiagnosticReports"), Path("~/Library/Logs/DiagnosticReports"))
 
 REPORT_AGE_S = 86_400.0
-"""Older reports are of no interest: the longest rest after a panic is much shorter."""
+"""Older reports are of no interest: no rest after a panic can be set to be longer."""
 
 MOST_REPORTS = 16
 HEAD_BYTES = 16 * 1024
