@@ -32,6 +32,7 @@ from weighbridge_ledger.book.states import (
     Lease,
     LeaseState,
     Moment,
+    Observed,
 )
 
 NUMBERS_AHEAD = 1024
@@ -142,8 +143,9 @@ class BookCore:
         lease: Lease | None = None,
         cause: ReleaseCause | None = None,
         asked: tuple[str, ...] = (),
+        observed: Observed | None = None,
     ) -> None:
-        self._events.append(Event(kind, now.wall, lease, cause, asked=asked))
+        self._events.append(Event(kind, now.wall, lease, cause, asked=asked, observed=observed))
 
     def _number(self) -> int:
         """The next number of the store-wide counter that gives fences and sequences."""
@@ -387,14 +389,14 @@ class BookCore:
             self._memories.remember_ended(lease, now)
         if (waiter := self._waiter(entry.replaced_by)) is not None:
             waiter.replaces = ""
-        return self._end(lease, cause, now)
+        return self._end(lease, cause, now, entry.observed)
 
-    def _end(self, lease: Lease, cause: ReleaseCause, now: Moment) -> Lease:
+    def _end(self, lease: Lease, cause: ReleaseCause, now: Moment, observed: Observed | None = None) -> Lease:
         if self._by_request.get(lease.request_id) == lease.lease_id:
             del self._by_request[lease.request_id]
         ended = replace(lease, state=LeaseState.RELEASED, suspect=False)
         self._released.append(Released(ended, cause, now.wall))
-        self._tell(EventKind.RELEASED, now, ended, cause)
+        self._tell(EventKind.RELEASED, now, ended, cause, observed=observed)
         return ended
 
     def _leave_queue(self, waiter: Waiter, now: Moment) -> None:

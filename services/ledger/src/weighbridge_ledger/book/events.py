@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from weighbridge_ledger.book.refusals import Reason
-from weighbridge_ledger.book.states import Ceilings, Lease
+from weighbridge_ledger.book.states import Ceilings, Lease, Observed
 
 
 class EventKind(enum.StrEnum):
@@ -65,7 +65,8 @@ class Event:
     """One transition. `lease` is the record after it (with its last charge, when it was released).
 
     RECLAIMING is told of the claim that waits, with `asked`: the leases that were asked to vacate for it. SHRINK_ASKED
-    is told of a holder that was asked for optional bytes back; it changes nothing of the lease.
+    is told of a holder that was asked for optional bytes back; it changes nothing of the lease. RELEASED is told with
+    what its holder last `observed`, if it ever said.
     """
 
     kind: EventKind
@@ -74,3 +75,4 @@ class Event:
     cause: ReleaseCause | None = None
     ceilings: Ceilings | None = None
     asked: tuple[str, ...] = ()
+    observed: Observed | None = None
