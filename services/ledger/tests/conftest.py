@@ -261,6 +261,7 @@ class Ledger:
         self.dead: set[ProcessIdentity] = set()
         self.probe = DeclaredProbe()
         self.servicer: LedgerServicer
+        self.channel: grpc.aio.Channel
         self.stub: ledger_service_pb2_grpc.LedgerServiceAsyncStub
         self.stop: Callable
 
@@ -269,13 +270,13 @@ class Ledger:
         settings = LedgerSettings(run_dir=str(self.folder), data_dir=self.folder / "data", grace_s=0.5)
         async with await start_server(settings, "ledger", self._build) as running:
             self.stop = running.stop
-            channel = open_channel(running.target)
-            self.stub = ledger_service_pb2_grpc.LedgerServiceStub(channel)
+            self.channel = open_channel(running.target)
+            self.stub = ledger_service_pb2_grpc.LedgerServiceStub(self.channel)
             try:
                 yield self
             finally:
                 self.store.gate.set()
-                await channel.close()
+                await self.channel.close()
 
     async def _build(self, context: ServerContext) -> LedgerServicer:
         self.servicer = await assemble(
@@ -289,7 +290,7 @@ class Ledger:
             sharing=self.sharing,
         )
         context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, self.servicer)
-        self.servicer.start(context.stopping)
+        self.servicer.start(context.stopping, context.set_serving)
         return self.servicer
 
     def _is_alive(self, process: ProcessIdentity) -> bool | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from weighbridge_ledger.book.admission import AdmissionVerbs
 from weighbridge_ledger.book.entries import Released
 from weighbridge_ledger.book.holding import HolderVerbs
-from weighbridge_ledger.book.states import HOST, Ceilings, External, Lease, Observed
+from weighbridge_ledger.book.states import HOST, Ceilings, External, Lease, Moment, Observed
 from weighbridge_ledger.book.upkeep import UpkeepVerbs
 
 
@@ -71,6 +71,12 @@ class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
     def queue_depth(self) -> int:
         """Claims that wait."""
         return len(self._queue)
+
+    def overdue_wait_s(self, now: Moment) -> float:
+        """For how long some claim has waited beyond its own deadline: 0, as long as time acts on this book."""
+        return max(
+            (now.monotonic - waiter.deadline for waiter in self._queue if waiter.deadline < now.monotonic), default=0.0
+        )
 
     @property
     def lease_count(self) -> int:

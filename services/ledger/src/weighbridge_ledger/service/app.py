@@ -75,7 +75,7 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
             raise StartError(f"The store cannot be written: {error}. Nothing was changed.") from error
         raise
     context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, servicer)
-    servicer.start(context.stopping)
+    servicer.start(context.stopping, context.set_serving)
     return servicer
 
 

@@ -30,6 +30,8 @@ class Keeper:
         self._unkept_listeners: list[Callable[[str], None]] = []
         self._untold: list[Event] = []
         self._told: dict[str, Lease] = {}
+        self.sweeps = 0
+        """Looks for deaths and deadlines that came to their end."""
 
     def take_as_told(self) -> None:
         """What the book holds is what everybody may know: after a restart, and whenever nothing is being written."""

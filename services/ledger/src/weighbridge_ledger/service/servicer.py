@@ -25,6 +25,7 @@ from weighbridge_ledger.service.keeper import Keeper
 from weighbridge_ledger.service.machine_desk import MachineDesk, Wishes
 from weighbridge_ledger.service.metrics import LedgerMetrics
 from weighbridge_ledger.service.observations import ObservationDesk, page_size, page_token
+from weighbridge_ledger.service.pulse import Pulse, SetServing
 from weighbridge_ledger.service.sweep import IsAlive, sweep_for_ever
 from weighbridge_ledger.service.vacating import Vacating
 from weighbridge_ledger.service.watch import KINDS, WatchHub
@@ -69,12 +70,15 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         self._observations = ObservationDesk(keeper, self._node_id, last_observation)
         self._tasks = TaskOwner()
 
-    def start(self, stopping: asyncio.Event) -> None:
-        """Begin to sweep and to measure; end long streams when `stopping` is set."""
+    def start(self, stopping: asyncio.Event, set_serving: SetServing | None = None) -> None:
+        """Begin to sweep and to measure; end long streams when `stopping` is set; tell health checks by `set_serving`
+        whether the ledger gets on."""
         self._tasks.start(sweep_for_ever(self._keeper, self._is_alive), "sweep")
         self._tasks.start(self._machine.measure_for_ever(self._keeper), "measure")
         self._tasks.start(self._machine.watch_holds_for_ever(self._keeper), "holds")
         self._tasks.start(self._stop_streams(stopping), "stop_streams")
+        if set_serving is not None:
+            self._tasks.start(Pulse(self._keeper, set_serving).look_for_ever(), "pulse")
 
     async def aclose(self) -> None:
         """End the background work, write what is left, close the store."""

@@ -29,6 +29,7 @@ async def sweep(keeper: Keeper, is_alive: IsAlive = processes.is_alive) -> None:
     dead = await asyncio.to_thread(dead_among, watched, is_alive) if watched else frozenset()
     keeper.run(lambda book, now: book.processes_died(dead, now))
     keeper.committer.retry()
+    keeper.sweeps += 1
 
 
 async def sweep_for_ever(keeper: Keeper, is_alive: IsAlive = processes.is_alive) -> None:
