@@ -103,6 +103,14 @@ class Player:
         self.use = ""
         return self
 
+    def attach(self) -> "Player":
+        """Come back after a silence."""
+        world = self.stage.world
+        world.book.attach(self.lease_id, world.process(self.pid), "", world.now)
+        world.drain()
+        self.silent = False
+        return self
+
     def leave(self) -> "Player":
         """Give everything back. While the claim waits: nothing."""
         if self.state.charged:

@@ -152,6 +152,20 @@ def test_who_was_asked_cannot_be_used_again(new_world) -> None:
     stage.play(others(), w, 3 * POLICY.idle_s)
 
 
+def test_a_silent_holder_that_came_back_can_be_asked(new_world) -> None:
+    """Rule 19: it is idle, and no longer suspect. Found by the search over all histories: it was asked a term later."""
+    stage = Stage(new_world(1))
+    holder = stage.player(1, term_s=POLICY.term_s).settle()
+    holder.silent = True
+    stage.pass_time(POLICY.term_s)
+    assert stage.world.suspect(holder.lease_id)
+    holder.attach()
+    w = stage.player(1).ask()
+    assert holder.asked
+    stage.pass_time(LOOK_S)
+    assert w.state is LeaseState.GRANTED
+
+
 def test_what_holders_leave_for_a_waiter_is_taken_by_nobody_else(new_world) -> None:
     """Rule 16: protected while its reclaim is in flight. The first holder leaves at once, the second takes 20 s."""
     stage = Stage(new_world(2))

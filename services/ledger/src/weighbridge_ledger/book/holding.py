@@ -117,6 +117,7 @@ class HolderVerbs(TimedCore):
         self._write(entry)
         self._tell(EventKind.ATTACHED, now, entry.lease)
         self._hear(entry, now)
+        self._review(entry, now)  # no longer suspect: it may be asked to vacate, and hoped for
         self._settle(now)
         assert entry.secret is not None
         return entry.lease, entry.secret
