@@ -1,5 +1,6 @@
 """Holders of leases as tests over the wire need them: loaded, and there long enough to be asked to vacate."""
 
+import grpc
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
@@ -68,3 +69,9 @@ async def next_of(call, kind: str):
         response = await call.read()
         if response.WhichOneof("event") == kind:
             return getattr(response, kind)
+
+
+async def read_to_the_end(call) -> None:
+    """Reads until the call fails, however much it is told before."""
+    while await call.read() is not grpc.aio.EOF:
+        pass

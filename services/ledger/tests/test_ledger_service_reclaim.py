@@ -30,14 +30,12 @@ async def test_a_claim_hears_that_it_waits_then_who_was_asked_then_that_it_is_gr
 
 
 async def test_who_was_asked_is_told_at_once_however_seldom_positions_are(ledger, monkeypatch) -> None:
+    monkeypatch.setattr(admit, "UPDATE_PERIOD_S", 3600.0)  # what keeps its distance is not told while this test lasts
     holder = await loaded(ledger, 20, 1)
     call = ledger.admit(10, 2)
     assert (await call.read()).HasField("queued")
-    # From here on no position is told again while this test lasts.
-    monkeypatch.setattr(admit, "UPDATE_PERIOD_S", 3600.0)
-    assert (await ledger.admit(10, 3).read()).HasField("queued")
     await ledger.pass_time(RESIDENCY_S + 1)
-    assert list((await next_of(call, "reclaiming")).victim_lease_ids) == [holder.lease_id]
+    assert list((await call.read()).reclaiming.victim_lease_ids) == [holder.lease_id]
     await holder.release()
     assert (await call.read()).HasField("granted")
 
@@ -148,6 +146,19 @@ async def test_load_complete_is_kept_shown_and_begins_the_residency(ledger) -> N
     assert (await ledger.leases())[0].state == lease_pb2.LEASE_STATE_VACATING
     call.cancel()
     stream.cancel()
+
+
+async def test_after_a_restart_nobody_claims_to_know_why_a_lease_is_vacating(new_ledger, tmp_path) -> None:
+    """The claim that waited is gone with the ledger that it waited at."""
+    ledger = new_ledger(tmp_path)
+    async with ledger.serve():
+        holder = await resident(ledger, 20, 1, 11)
+        call = ledger.admit(10, 2)
+        await next_of(call, "reclaiming")
+    async with ledger.serve():
+        (lease,) = await ledger.leases()
+        assert (lease.lease_id, lease.state) == (holder.lease_id, lease_pb2.LEASE_STATE_VACATING)
+        assert lease.end_reason.message.startswith("It was released, or asked to make room.")
 
 
 # -- looking -------------------------------------------------------------------------------------------------------
