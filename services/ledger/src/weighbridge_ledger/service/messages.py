@@ -333,6 +333,7 @@ def observation_message(one: Observation) -> lease_pb2.Observation:
         shape=one.shape,
         planned_bytes=one.planned_bytes,
         granted_bytes=one.granted_bytes,
+        claimed_bytes=one.claimed_bytes,
         peak_bytes=one.peak_bytes,
         load_time=duration(one.load_s),
         observe_time=timestamp(one.observed_wall),
