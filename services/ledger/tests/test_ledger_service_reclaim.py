@@ -100,6 +100,22 @@ async def test_a_holder_that_is_asked_hears_for_whom_and_everybody_sees_it(ledge
     call.cancel()
 
 
+async def test_when_the_claim_is_gone_it_is_said_that_it_waited(ledger) -> None:
+    """Vacating is one-way: the holder goes although nobody wants its memory any more."""
+    holder = await resident(ledger, 20, 1, 11)
+    watch = ledger.stub.Watch(pb.WatchRequest())
+    await watch.read()
+    call = ledger.admit(10, 2, purpose={"model_name": "new"})
+    await next_of(call, "reclaiming")
+    call.cancel()
+    while (await watch.read()).kind != pb.CHANGE_KIND_RELEASED:
+        pass
+    seen = await holder.seen()
+    assert seen.state == lease_pb2.LEASE_STATE_VACATING
+    assert "new of holder-2 (10.00 GiB) waited for its memory." in seen.end_reason.message
+    watch.cancel()
+
+
 async def test_a_holder_that_released_is_not_told_that_somebody_waits(ledger) -> None:
     holder = await resident(ledger, 20, 1, 11)
     await holder.release()

@@ -29,7 +29,7 @@ class Vacating:
     def request(self, lease_id: str) -> failure_pb2.Failure:
         """What its holder is told: for whom, and what to do."""
         asked_by = self._asked_by(lease_id)
-        return _failure(f"{self._claim(asked_by)} waits for its memory. {_DO}" if asked_by else _DO, asked_by)
+        return _failure(f"{self._wish(asked_by)} {_DO}" if asked_by else _DO, asked_by)
 
     def end_reason(self, lease: Lease) -> failure_pb2.Failure:
         """What everybody is told of a lease that is vacating, or was when `lease` was recorded."""
@@ -37,7 +37,7 @@ class Vacating:
         if asked_by is None:
             text = "It was released, or asked to make room."
         elif asked_by:
-            text = f"It was asked to make room: {self._claim(asked_by)} waits for its memory."
+            text = f"It was asked to make room: {self._wish(asked_by)}"
         else:
             text = "It was released."
         return _failure(f"{text} {_CHARGED}", asked_by)
@@ -49,11 +49,13 @@ class Vacating:
             return None
         return view.asked_by or (None if lease_id in self._since_before else "")
 
-    def _claim(self, lease_id: str) -> str:
+    def _wish(self, lease_id: str) -> str:
+        """Who waits for the memory, or waited: it is to come back even when the claim was served or has ended."""
         view = self._book.view(lease_id)
         if view is None:
-            return "A claim"
-        return f"{name_of(view.lease)} ({format_gib(view.lease.claim.total_bytes)})"
+            return "A claim waited for its memory."
+        verb = "waits" if view.lease.state is LeaseState.QUEUED else "waited"
+        return f"{name_of(view.lease)} ({format_gib(view.lease.claim.total_bytes)}) {verb} for its memory."
 
 
 def _failure(message: str, asked_by: str | None) -> failure_pb2.Failure:
