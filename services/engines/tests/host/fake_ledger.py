@@ -31,6 +31,8 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.released = []
         self.uses_begun = 0
         self.uses = {}
+        self.most_uses = 0
+        self.lose_ends = 0
         self.verbs = []
         self.resizes = []
         self.unhealthy_s = None
@@ -98,6 +100,8 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
             raise RequestError(S.NOT_FOUND, "LEASE_NOT_FOUND", "No such lease.")
         if self.secrets[lease_id] != secret:
             raise RequestError(S.PERMISSION_DENIED, "LEASE_SECRET_MISMATCH", "Another secret.")
+        if lease.suspect:
+            raise RequestError(S.FAILED_PRECONDITION, "LEASE_SUSPECT", "Silent for too long.")
         return lease
 
     async def Admit(self, request, context):
@@ -161,6 +165,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
             raise RequestError(S.PERMISSION_DENIED, "LEASE_SECRET_MISMATCH", "Another secret.")
         self.attached += 1
         self.verbs.append("attach")
+        lease.suspect = False
         secret = self.secrets[request.lease_id] = uuid.uuid4().hex
         return ledger_service_pb2.AttachLeaseResponse(lease=lease, secret=secret)
 
@@ -217,12 +222,16 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         uses = self.uses.setdefault(request.lease_id, set())
         uses.add(request.use_id)
         lease.uses = len(uses)
+        self.most_uses = max(self.most_uses, lease.uses)
         self.uses_begun += 1
         await self.use_gate.wait()
         return ledger_service_pb2.BeginUseResponse(use_id=request.use_id)
 
     async def EndUse(self, request, context):
         self.verbs.append("end")
+        if self.lose_ends:
+            self.lose_ends -= 1
+            raise RequestError(S.UNAVAILABLE, "LEDGER_STOPPING", "Stopping.")
         lease = self._check(request.lease_id, request.secret)
         uses = self.uses.setdefault(request.lease_id, set())
         uses.discard(request.use_id)

@@ -49,6 +49,7 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
     def __init__(self):
         self.plans = []
         self.slots = 1
+        self.optional_bytes = 0
 
     async def PlanModel(self, request, context):
         self.plans.append(request)
@@ -56,7 +57,7 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
         if name == "missing":
             raise RequestError(S.NOT_FOUND, "MODEL_NOT_FOUND", "No such model.")
         plan = fit_service_pb2.PlanModelResponse(
-            claim=requirement_pb2.Claim(host_bytes=CLAIM_BYTES),
+            claim=requirement_pb2.Claim(host_bytes=CLAIM_BYTES, optional_host_bytes=self.optional_bytes),
             model_digest=f"digest-{name.removeprefix('also-')}",
             model_name=name,
             engine_kind=plan_pb2.ENGINE_KIND_MLX,
@@ -227,6 +228,11 @@ class ManualClock:
         future = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now_s + seconds, future))
         await future
+
+    async def pass_a_sleep(self, seconds):
+        """Let so much time pass as somebody sleeps for, once they do."""
+        await eventually(lambda: any(due == self.now_s + seconds for due, _ in self._sleepers))
+        self.advance(seconds)
 
     def advance(self, seconds):
         self.now_s += seconds

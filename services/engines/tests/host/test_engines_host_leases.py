@@ -142,6 +142,48 @@ async def test_a_use_refused_because_the_lease_vacates_is_served_by_a_new_claim(
         assert len(suite.ledger.admits) == 2
 
 
+async def test_a_call_that_names_no_model_is_told_that_the_loaded_one_is_ending(run_dir):
+    async with Suite(run_dir) as suite:
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        suite.ledger.vacate(suite.ledger.active[0].lease_id)
+        await eventually(lambda: suite.host.state == engine_pb.ENGINE_STATE_UNLOADING)
+        failure = await failure_of(suite.chat("hello", None))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED")
+        assert "ending" in failure.message
+        call.cancel()
+
+
+async def test_the_end_of_loading_is_told_at_once(run_dir):
+    # Minimum residency begins with it, and where loads are made one at a time the next one waits for it.
+    time_s = ManualClock()  # stands still: no renewal is due
+    async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=0) as suite:
+        suite.ledger.term_s = 1e6
+        await suite.load_all()
+        [lease] = suite.ledger.active
+        await eventually(lambda: lease.lease_id in suite.ledger.load_complete)
+
+
+async def test_news_that_come_while_a_renewal_is_written_are_told_at_once(run_dir):
+    time_s = ManualClock()
+    async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=0) as suite:
+        suite.ledger.term_s = 1e6
+        await suite.load_all()
+        hold, footprint, told = suite.host.current.hold, suite.host.current.footprint, 0
+
+        def observe():
+            nonlocal told
+            told += 1
+            if told == 1:
+                hold.renew_soon()
+            return footprint.message()
+
+        await eventually(lambda: suite.ledger.load_complete)
+        hold._observe = observe
+        hold.renew_soon()
+        await eventually(lambda: told == 2)
+
+
 async def test_an_engine_within_its_grown_grant_goes_on(run_dir):
     held = 500_000_000
     async with Suite(run_dir, held_bytes=lambda: held) as suite:
@@ -270,6 +312,18 @@ async def test_the_service_stops_while_it_loads(run_dir):
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPING")
         await stopping
         await suite.nothing_left()
+
+
+async def test_a_suspect_holder_attaches_again_and_goes_on(run_dir):
+    async with Suite(run_dir) as suite:
+        suite.ledger.term_s = 0.3
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        [lease] = suite.ledger.active
+        lease.suspect = True
+        await eventually(lambda: suite.ledger.attached == 1)
+        assert not call.done()
+        assert kinds(await suite.load_all("a")) == ["ready"]
 
 
 async def test_a_holder_that_the_ledger_cannot_see_fences_itself(run_dir):

@@ -6,6 +6,7 @@ import random
 import grpc
 import pytest
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kinds, process_exists, until_event
+from weighbridge_engines.supervisor import cgroup
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.fit.v1 import weights_pb2
@@ -33,9 +34,18 @@ async def test_a_load_goes_plan_admit_start_ready_and_an_unload_gives_everything
         assert suite.ledger.released == ["UNLOADED"]
         [observation] = suite.ledger.observations
         assert (observation.peak_bytes, observation.planned_bytes) == (500_000_000, CLAIM_BYTES)
+        assert (observation.claimed_bytes, observation.granted_bytes) == (CLAIM_BYTES, CLAIM_BYTES)
         assert observation.model_digest == "digest-a"
         assert not (await suite.unload()).HasField("unloaded")
         await suite.nothing_left()
+
+
+async def test_a_claim_says_what_memory_its_holder_may_have(run_dir, monkeypatch):
+    # A claim that fits the machine and not the holder's own container would end in a kill by the kernel.
+    monkeypatch.setattr(cgroup, "memory_limit_bytes", lambda: 3 * CLAIM_BYTES)
+    async with Suite(run_dir) as suite:
+        await suite.load_all("a")
+        assert suite.ledger.admits[0].holder.memory_limit_bytes == 3 * CLAIM_BYTES
 
 
 async def test_loading_what_is_loaded_answers_at_once_whatever_it_is_called(run_dir):

@@ -183,5 +183,6 @@ async def _activate(
 
 
 def _concerns_replaced(request: ledger_pb.AdmitRequest, failure: RpcFailure) -> bool:
-    """Whether a claim failed for what the ledger knows of the lease that it replaces, which passes."""
-    return request.HasField("replaces_lease") and failure.reason in (*ATTACH_FIRST, "LEASE_NOT_FOUND")
+    """Whether a claim failed for what the ledger knows of the lease that it replaces, which passes: LEASE_STATE while
+    it has not heard yet that an earlier claim in that place was given up."""
+    return request.HasField("replaces_lease") and failure.reason in (*ATTACH_FIRST, "LEASE_STATE", "LEASE_NOT_FOUND")
