@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weighbridge_common.processes import ProcessIdentity
-from weighbridge_ledger.book import Ceilings, Charge, Claim, Lease, LeaseState, Policy, Refused, Snapshot
+from weighbridge_ledger.book import Ask, Ceilings, Charge, Claim, Lease, LeaseState, Policy, Refused, Snapshot
 from weighbridge_ledger.book.records import Ended, PutCounter, PutLease, PutWishes, Ticket
 from weighbridge_ledger.store import Observation, PutObservation, SqliteStore
 from weighbridge_ledger.store.migrations import SCHEMA_VERSION
@@ -67,6 +67,18 @@ def test_a_book_that_keeps_its_rules_is_sound() -> None:
         (with_lease(charge=Charge(1, (("", 1),))), "CHARGE"),
         (with_lease(charge=Charge()), "CHARGE"),
         (with_lease(charge=Charge(4, (("a", 20),), (("a", 5),))), "SPILL"),
+        (with_lease(charge=Charge(40, (("a", 20),), (("a", 5),), 36)), "OPTIONAL"),
+        (with_lease(charge=Charge(40, optional_host_bytes=-1)), "OPTIONAL"),
+        (with_lease(charge=Charge(40, (("a", 20),), optional_devices=(("a", 21),))), "OPTIONAL"),
+        (with_lease(charge=Charge(40, (("a", 20),), optional_devices=(("b", 1),))), "OPTIONAL"),
+        (with_lease(charge=Charge(40, (("a", 20),), optional_devices=(("a", 1), ("a", 1)))), "OPTIONAL"),
+        (with_lease(exclusive=True, charge=replace(LEASE.charge, exclusive=True)), "NOT_ALONE"),
+        (with_lease(charge=Charge(40, exclusive=True)), "PLACES"),
+        (with_lease(charge=Charge(40, (("b", 20),), exclusive=True)), "PLACES"),
+        (with_lease(charge=Charge(40, (("b", 20),), on_gpu=True)), "PLACES"),
+        (with_lease(charge=Charge(40, on_gpu=True), claim=Claim(40, cpu_only=True)), "PLACES"),
+        (with_lease(load_s=-1.0), "LOADED"),
+        (with_lease(loaded_wall=5.0), "LOADED"),
         (with_lease(claim=Claim(0)), "CLAIM"),
         (with_lease(claim=Claim(5, (), -1)), "CLAIM"),
         (with_lease(secret_digest=b""), "DIGEST"),
@@ -105,8 +117,36 @@ def test_a_broken_invariant_is_a_fault(broken: Snapshot, code: str) -> None:
     assert code in codes(broken)
 
 
-def test_a_measured_peak_below_nothing_is_a_fault() -> None:
-    assert codes(SOUND, replace(PEAK, peak_bytes=-1)) == ["OBSERVATION"]
+@pytest.mark.parametrize("figure", ["planned_bytes", "claimed_bytes", "granted_bytes", "peak_bytes", "load_s"])
+def test_a_measured_peak_below_nothing_is_a_fault(figure: str) -> None:
+    assert codes(SOUND, replace(PEAK, **{figure: -1})) == ["OBSERVATION"]
+
+
+def test_the_words_of_leases_that_keep_the_rules_are_no_faults() -> None:
+    alone = replace(
+        LEASE,
+        exclusive=True,
+        charge=Charge(40, (("b", 20),), optional_host_bytes=40, optional_devices=(("b", 20),), exclusive=True),
+        activated_wall=2.0,
+        loaded_wall=5.0,
+        load_s=3.0,
+    )
+    assert codes(replace(SOUND, leases=(alone, OTHER))) == []
+    # One that asked to be alone where that is not heeded, or on the processor, is not.
+    assert codes(with_lease(exclusive=True)) == []
+    # Where engines coexist a lease keeps the flag that it was granted with, and others come.
+    company = with_lease(exclusive=True, charge=replace(LEASE.charge, exclusive=True))
+    assert audit(company, (), replace(CEILINGS, exclusive_heeded=False), Policy()) == []
+
+
+def test_company_on_the_gpu_of_a_unified_machine_is_found_too() -> None:
+    on_gpu = [replace(one, charge=Charge(20, on_gpu=True)) for one in (LEASE, OTHER)]
+    assert codes(replace(SOUND, leases=tuple(on_gpu))) == []
+    alone = replace(on_gpu[0], exclusive=True, charge=Charge(20, on_gpu=True, exclusive=True))
+    found = audit(replace(SOUND, leases=(alone, on_gpu[1])), (), CEILINGS, Policy())
+    assert [(one.code, one.subject) for one in found] == [("NOT_ALONE", "one")]
+    beside = replace(OTHER, claim=Claim(20, cpu_only=True), charge=Charge(20))
+    assert codes(replace(SOUND, leases=(alone, beside))) == []
 
 
 def test_what_happens_to_a_book_that_keeps_its_rules_is_said_and_is_no_fault() -> None:
@@ -118,15 +158,17 @@ def test_what_happens_to_a_book_that_keeps_its_rules_is_said_and_is_no_fault() -
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.integers(0, 4)), max_size=40))
+@given(steps=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 60), st.integers(0, 4)), max_size=40))
 def test_whatever_the_book_does_what_it_stores_is_sound(new_world, steps: list[tuple[int, int, int]]) -> None:
-    world = new_world(100)
+    world = new_world(Ceilings(100, has_shared_gpu=True), Policy(optional_step_bytes=4))
     held: list[tuple[str, str]] = []
     for number, (verb, size, which) in enumerate(steps):
         lease_id, secret = held[which % len(held)] if held else ("", "")
         try:
             if verb <= 1:
-                admission = world.admit(size, 1 + which, f"request-{number}")
+                claim = Claim(size, optional_host_bytes=which * 5, cpu_only=size % 5 == 0)
+                ask = Ask(f"request-{number}", world.process(1 + which), claim, exclusive=which == 3)
+                admission = world.book.admit(ask, world.now)
                 if admission.lease.state is LeaseState.GRANTED and verb == 0:
                     secret = world.secret(admission.lease.lease_id)
                     world.book.activate(
@@ -138,7 +180,10 @@ def test_whatever_the_book_does_what_it_stores_is_sound(new_world, steps: list[t
                     )
                     held.append((admission.lease.lease_id, secret))
             elif verb == 2 and held:
-                world.book.resize(lease_id, secret, Claim(size), world.now)
+                exclusive = {0: True, 1: False}.get(which)
+                world.book.resize(lease_id, secret, Claim(size, optional_host_bytes=8), world.now, exclusive)
+            elif verb == 6 and held:
+                world.book.renew(lease_id, secret, None, world.now, load_complete=True)
             elif verb == 3 and held:
                 world.release(lease_id, secret)
             elif verb == 4:

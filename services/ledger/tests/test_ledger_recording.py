@@ -6,15 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToJson
+from weighbridge_ledger.machine.ceilings import Sharing
+from weighbridge_ledger.machine.model import Pool
+from weighbridge_ledger.service.machine_desk import Wishes
 from weighbridge_ledger.tools.recording import RecordingError, play
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 from weighbridge_proto.memory.v1 import machine_pb2
+
+from services.ledger.tests.holders import next_of, resident
 
 GIB = 2**30
 QUEUED, GRANTED, ACTIVE = lease_pb2.LEASE_STATE_QUEUED, lease_pb2.LEASE_STATE_GRANTED, lease_pb2.LEASE_STATE_ACTIVE
@@ -127,6 +133,57 @@ def test_a_broken_rule_is_found(told: list[pb.WatchResponse | dict[str, Any]], c
     assert code in faults(*told)
 
 
+def stands(*leases: lease_pb2.Lease, heeded: bool = True) -> pb.WatchResponse:
+    """A unified machine on which these leases are."""
+    made = capacity()
+    made.pool, made.exclusive_heeded = machine_pb2.POOL_KIND_UNIFIED, heeded
+    return pb.WatchResponse(epoch="e.1", revision=0, snapshot=pb.WatchSnapshot(leases=leases, capacity=made))
+
+
+def placed(lease_id: str, where: str, *, alone: bool = False, fence: int = 1) -> lease_pb2.Lease:
+    """A lease of one byte, on the GPU, the processor or the card 0."""
+    made = lease(lease_id, ACTIVE, 1, 1 if where == "card" else 0, fence=fence)
+    made.claim.cpu_only = where == "processor"
+    made.exclusive = alone
+    return made
+
+
+def told(revision: int, one: lease_pb2.Lease) -> pb.WatchResponse:
+    return pb.WatchResponse(epoch="e.1", revision=revision, lease=one)
+
+
+@pytest.mark.parametrize("where", ["gpu", "card"])
+def test_company_beside_a_lease_that_is_alone_is_found(where: str) -> None:
+    first, alone = placed("a", where), placed("a", where, alone=True)
+    joins, wants = placed("b", where, fence=2), placed("b", where, alone=True, fence=2)
+    assert faults(stands(), told(1, alone), told(2, joins)) == ["NOT_ALONE"]
+    assert faults(stands(), told(1, first), told(2, wants)) == ["NOT_ALONE"]
+    assert faults(stands(), told(1, first), told(2, joins), told(3, alone)) == ["NOT_ALONE"]
+    assert faults(stands(alone), told(1, joins)) == ["NOT_ALONE"]
+
+
+def test_a_lease_that_is_alone_keeps_the_rules_until_it_leaves_or_no_longer_wants_to_be() -> None:
+    alone = placed("a", "gpu", alone=True)
+    ended = lease_pb2.Lease(lease_id="a", state=RELEASED, exclusive=True)
+    joins = placed("b", "gpu", fence=2)
+    assert faults(stands(), told(1, alone), told(2, placed("b", "processor", fence=2)), told(3, alone)) == []
+    assert faults(stands(), told(1, alone), told(2, ended), told(3, joins)) == []
+    assert faults(stands(), told(1, alone), told(2, placed("a", "gpu")), told(3, joins)) == []
+    assert faults(stands(alone, heeded=False), told(1, joins)) == []
+    # On one card, and on another.
+    assert faults(stands(), told(1, placed("a", "card", alone=True)), told(2, placed("b", "gpu", fence=2))) == []
+    # What stood when the watch began, and only goes on, was granted under whatever was wished then.
+    assert faults(stands(alone, joins), told(1, alone), told(2, joins)) == []
+
+
+def test_more_optional_bytes_than_are_charged_are_found() -> None:
+    one = lease("a", GRANTED, 5)
+    one.charge.optional_bytes = 5
+    assert faults(snapshot(0), told(1, one)) == []
+    one.charge.optional_bytes = 6
+    assert faults(snapshot(0), told(1, one)) == ["OPTIONAL"]
+
+
 def test_without_a_snapshot_there_are_no_ceilings_to_hold_it_to() -> None:
     assert faults(change(5, "a", GRANTED, 2**40), change(6, "a", ACTIVE, 2**40)) == []
 
@@ -152,6 +209,26 @@ async def recorded(ledger: Any, do: Callable[[], Any]) -> list[pb.WatchResponse]
         told.append(await watch.read())
     watch.cancel()
     return told
+
+
+async def test_what_a_ledger_told_of_models_that_make_room_for_each_other_keeps_the_rules(new_ledger, tmp_path) -> None:
+    async with new_ledger(tmp_path, sharing=Sharing.SWAP).serve() as ledger:
+        ledger.probe.machine = replace(ledger.probe.machine, pool=Pool.UNIFIED)
+        ledger.servicer._apply_wishes(Wishes())
+
+        async def do() -> None:
+            first = await resident(ledger, 4, 1, exclusive=True)
+            waiting = ledger.admit(4, 2, exclusive=True)
+            assert await next_of(waiting, "reclaiming")
+            await first.release()
+            second = await next_of(waiting, "granted")
+            assert second.lease.exclusive
+            waiting.cancel()
+            await ledger.granted(4, 3)
+
+        played = play(lines(*await recorded(ledger, do)))
+    assert played.findings == []
+    assert played.peaks["host"] == 4 * GIB
 
 
 async def test_what_a_real_ledger_told_keeps_the_rules(ledger, tmp_path: Path) -> None:

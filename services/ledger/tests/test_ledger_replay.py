@@ -159,6 +159,24 @@ def test_it_is_told_to_people_and_to_programs(path: Path) -> None:
     assert data["committed_bytes"] == {"before": 45, "after": 24}
 
 
+def test_what_is_optional_and_who_is_alone_is_told(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.db")
+    alone = Charge(5, optional_host_bytes=2, on_gpu=True, exclusive=True)
+    store.commit([PutLease(lease(1, charge=alone, exclusive=True, suspect=True)), PutCounter(50)])
+    store.close()
+    start = replayed(tmp_path / "ledger.db")
+    assert any("active (silent, alone)" in line for line in start_lines(start, MACHINE))
+    assert start_json(start)["leases"][0]["charge"] == {
+        "host_bytes": 5,
+        "devices": {},
+        "spilled": {},
+        "optional": {"host_bytes": 2, "devices": {}},
+        "occupies": ["gpu"],
+        "exclusive": True,
+        "total_bytes": 5,
+    }
+
+
 def test_records_that_cannot_be_read_end_it_with_what_to_do(path: Path) -> None:
     store = SqliteStore(path)
     store._db.execute("UPDATE leases SET record = '{}' WHERE lease_id = 'lease-3'")

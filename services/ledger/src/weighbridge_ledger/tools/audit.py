@@ -46,6 +46,7 @@ def audit(snapshot: Snapshot, observations: Iterable[Observation], ceilings: Cei
         *_numbers(snapshot),
         *_requests(snapshot),
         *_sums(snapshot, ceilings),
+        *_company(snapshot, ceilings),
         *_memories(snapshot, policy),
         *_observations(observations),
     ]
@@ -61,6 +62,7 @@ def _leases(snapshot: Snapshot, policy: Policy) -> Iterator[Finding]:
             yield Finding("LEASE_STATE", text, of)
         yield from _charge(lease.charge, of)
         yield from _claim(lease.claim, of)
+        yield from _places(lease)
         if len(lease.secret_digest) != DIGEST_BYTES or len(lease.previous_digest) not in (0, DIGEST_BYTES):
             yield Finding("DIGEST", "has a digest that is none: nobody can prove to hold it.", of)
         elif secrets[lease.secret_digest] > 1:
@@ -68,6 +70,8 @@ def _leases(snapshot: Snapshot, policy: Policy) -> Iterator[Finding]:
         yield from _processes(lease, policy)
         if not policy.min_term_s <= lease.term_s <= policy.max_term_s:
             yield Finding("TERM", f"has a term of {lease.term_s:g} s, which no lease can have.", of)
+        if min(lease.loaded_wall, lease.load_s) < 0 or (lease.loaded_wall and not lease.activated_wall):
+            yield Finding("LOADED", "has loaded in no time, or before it was let load.", of)
 
 
 def _charge(charge: Charge, of: str) -> Iterator[Finding]:
@@ -80,6 +84,24 @@ def _charge(charge: Charge, of: str) -> Iterator[Finding]:
     elif charge.spilled_bytes > charge.host_bytes:
         text = f"spilled {format_gib(charge.spilled_bytes)} to the host and is charged less than that there."
         yield Finding("SPILL", text, of)
+    optional = dict(charge.optional_devices)
+    parts = [charge.optional_host_bytes, *optional.values()]
+    if (
+        min(parts) < 0
+        or len(optional) < len(charge.optional_devices)
+        or charge.optional_host_bytes > charge.host_bytes - charge.spilled_bytes
+        or any(size > charge.on(device) for device, size in optional.items())
+    ):
+        yield Finding("OPTIONAL", "has optional bytes that are no part of what it is charged.", of)
+
+
+def _places(lease: Lease) -> Iterator[Finding]:
+    """Where it is: on what it is charged for, and alone only where it asked to be and is anywhere (rule 26)."""
+    charge, of = lease.charge, lease.lease_id
+    if charge.on_gpu and (lease.claim.cpu_only or charge.devices):
+        yield Finding("PLACES", "is on the GPU of a unified machine, and on a card or on the processor alone.", of)
+    if charge.exclusive and not (lease.exclusive and charge.occupies):
+        yield Finding("PLACES", "has devices to itself that it did not ask for, or is on none.", of)
 
 
 def _claim(claim: Claim, of: str) -> Iterator[Finding]:
@@ -159,6 +181,22 @@ def _sums(snapshot: Snapshot, ceilings: Ceilings) -> Iterator[Finding]:
         yield Finding("OVER_LIMIT", text, is_fault=False)
 
 
+def _company(snapshot: Snapshot, ceilings: Ceilings) -> Iterator[Finding]:
+    """Nobody beside a lease that is alone on its devices (rule 26), where that is heeded."""
+    if not ceilings.exclusive_heeded:
+        return
+    holders: dict[str, list[Lease]] = {}
+    for lease in snapshot.leases:
+        for device in lease.charge.occupies:
+            holders.setdefault(device, []).append(lease)
+    for device, there in sorted(holders.items()):
+        if len(there) > 1:
+            for lease in there:
+                if lease.charge.exclusive:
+                    text = f"has {device} to itself, and {len(there) - 1} more are there."
+                    yield Finding("NOT_ALONE", text, lease.lease_id)
+
+
 def _memories(snapshot: Snapshot, policy: Policy) -> Iterator[Finding]:
     for ticket in snapshot.tickets:
         yield from _claim(ticket.claim, ticket.request_id)
@@ -177,5 +215,5 @@ def _memories(snapshot: Snapshot, policy: Policy) -> Iterator[Finding]:
 
 def _observations(observations: Iterable[Observation]) -> Iterator[Finding]:
     for one in observations:
-        if min(one.planned_bytes, one.granted_bytes, one.peak_bytes, one.load_s) < 0:
+        if min(one.planned_bytes, one.claimed_bytes, one.granted_bytes, one.peak_bytes, one.load_s) < 0:
             yield Finding("OBSERVATION", "is a measured peak of less than nothing.", str(one.number))

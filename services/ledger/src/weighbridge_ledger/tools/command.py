@@ -19,7 +19,7 @@ from weighbridge_common import processes
 from weighbridge_common.settings import USAGE_EXIT_CODE, load
 
 from weighbridge_ledger.book import Home
-from weighbridge_ledger.machine.ceilings import automatic_ceilings, ceilings_for
+from weighbridge_ledger.machine.ceilings import ceilings_for
 from weighbridge_ledger.machine.declared import MachineSpecError
 from weighbridge_ledger.machine.model import Machine
 from weighbridge_ledger.machine.probe import open_probe
@@ -110,7 +110,8 @@ def _backup(asked: argparse.Namespace, settings: LedgerSettings) -> int:
 
 def _check(asked: argparse.Namespace, settings: LedgerSettings) -> int:
     machine = _machine(asked, settings)
-    report = check(_database(asked.file, settings), automatic_ceilings(machine), settings.policy())
+    ceilings = ceilings_for(machine, sharing=settings.sharing())
+    report = check(_database(asked.file, settings), ceilings, settings.policy())
     _tell(asked, telling.report_json(report), telling.report_lines(report, machine))
     return DONE if report.sound else FAILED
 
@@ -122,7 +123,7 @@ def _replay(asked: argparse.Namespace, settings: LedgerSettings) -> int:
     here = processes.current()
     start = replay(
         _database(asked.file, settings),
-        lambda limit, spill: ceilings_for(machine, limit, spill),
+        lambda limit, spill: ceilings_for(machine, limit, spill, settings.sharing(), settings.one_load()),
         settings.policy(),
         Home(here.boot_id, here.pid_namespace),
         system_clock(),

@@ -15,6 +15,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge_ledger.book import HOST
+from weighbridge_ledger.book.states import GPU
 from weighbridge_ledger.tools.audit import Finding
 
 TOTAL = "total"
@@ -51,6 +52,12 @@ class Playback:
     _charges: dict[str, dict[str, int]] = field(default_factory=dict)
     _reached: dict[str, int] = field(default_factory=dict)
     _ceilings: dict[str, int] = field(default_factory=dict)
+    _has_shared_gpu: bool = False
+    _exclusive_heeded: bool = False
+    _there: dict[str, dict[str, None]] = field(default_factory=dict)
+    """The leases on each device."""
+    _alone: dict[str, None] = field(default_factory=dict)
+    """The leases that have their devices to themselves."""
     _fence: int = 0
     _sums: dict[str, int] = field(default_factory=dict)
 
@@ -71,7 +78,7 @@ class Playback:
         kind = change.WhichOneof("change")
         if kind == "snapshot":
             self._take_ceilings(change.snapshot.capacity)
-            self._charges, self._sums = {}, {}
+            self._charges, self._sums, self._there, self._alone = {}, {}, {}, {}
             for lease in change.snapshot.leases:
                 # What stands was granted under whatever ceilings there were then: only a rise counts.
                 self._step(lease, _charge(lease), change.revision, is_rise=False)
@@ -113,6 +120,34 @@ class Playback:
         if len(self._reached) > _RELEASED_KEPT + len(self._charges):
             del self._reached[next(iter(self._reached))]
         self._recharge(lease.lease_id, charge, at, is_rise=is_rise)
+        if lease.charge.optional_bytes > sum(charge.values()):
+            self._fault("OPTIONAL", "has more optional bytes than it is charged.", at)
+        self._move(lease, self._devices_of(lease) if charge else (), at, is_rise=is_rise)
+
+    def _move(self, lease: lease_pb2.Lease, devices: tuple[str, ...], at: str, *, is_rise: bool) -> None:
+        """Who is on which device, and whether somebody came to be beside a lease that is alone there (rule 26)."""
+        of = lease.lease_id
+        was_alone = of in self._alone
+        self._alone.pop(of, None)
+        if lease.exclusive and devices:
+            self._alone[of] = None
+        for device in [device for device, there in self._there.items() if of in there and device not in devices]:
+            del self._there[device][of]
+        for device in devices:
+            there = self._there.setdefault(device, {})
+            others = [other for other in there if other != of]
+            joins = of not in there
+            there[of] = None
+            if not (is_rise and self._exclusive_heeded):
+                continue
+            if joins and any(other in self._alone for other in others):
+                self._fault("NOT_ALONE", f"came to {device}, which another lease has to itself.", at)
+            elif others and of in self._alone and (joins or not was_alone):
+                self._fault("NOT_ALONE", f"was given {device} to itself, and {len(others)} more are there.", at)
+
+    def _devices_of(self, lease: lease_pb2.Lease) -> tuple[str, ...]:
+        cards = tuple(card.device_id for card in lease.charge.devices)
+        return (GPU,) if self._has_shared_gpu and not cards and not lease.claim.cpu_only else cards
 
     def _recharge(self, lease_id: str, charge: dict[str, int], at: str, *, is_rise: bool) -> None:
         old = self._charges.pop(lease_id, {})
@@ -130,6 +165,8 @@ class Playback:
 
     def _take_ceilings(self, capacity: machine_pb2.Capacity) -> None:
         self._ceilings = {HOST: capacity.host.effective_bytes, TOTAL: capacity.total.effective_bytes}
+        self._has_shared_gpu = capacity.pool == machine_pb2.POOL_KIND_UNIFIED
+        self._exclusive_heeded = capacity.exclusive_heeded
         self._ceilings |= {card.device.device_id: card.ceiling.effective_bytes for card in capacity.devices}
 
     def _fault(self, code: str, message: str, subject: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from weighbridge_common.sizes import format_gib
 
-from weighbridge_ledger.book import Charge, LeaseState
+from weighbridge_ledger.book import Charge, Lease, LeaseState
 from weighbridge_ledger.machine.model import Machine, in_gib
 from weighbridge_ledger.store.backup import Backup
 from weighbridge_ledger.tools.audit import Finding
@@ -115,7 +115,7 @@ def start_lines(start: Start, machine: Machine) -> list[str]:
         rows += [
             (
                 f"  {fate.lease.lease_id[:SHORT_ID]}",
-                fate.lease.state.value.lower() + (" (silent)" if fate.lease.suspect else ""),
+                _state_words(fate.lease),
                 format_gib(fate.lease.charge.total_bytes),
                 f"{fate.lease.holder_name or 'process'} {fate.lease.holder.pid} ({_alive_word(fate.holder_alive)})",
                 fate.lease.purpose.model_name,
@@ -191,8 +191,16 @@ def _charge_json(charge: Charge) -> dict[str, Any]:
         "host_bytes": charge.host_bytes,
         "devices": dict(charge.devices),
         "spilled": dict(charge.spilled),
+        "optional": {"host_bytes": charge.optional_host_bytes, "devices": dict(charge.optional_devices)},
+        "occupies": list(charge.occupies),
+        "exclusive": charge.exclusive,
         "total_bytes": charge.total_bytes,
     }
+
+
+def _state_words(lease: Lease) -> str:
+    marks = [word for word, is_so in (("silent", lease.suspect), ("alone", lease.charge.exclusive)) if is_so]
+    return lease.state.value.lower() + (f" ({', '.join(marks)})" if marks else "")
 
 
 def _fate_words(fate: Fate) -> str:
