@@ -48,6 +48,18 @@ class LedgerSettings(ServiceSettings):
     max_wait_s: float = Field(
         default=_DEFAULT.max_wait_s, ge=1, le=86_400, description="Seconds that a claim without a deadline waits."
     )
+    min_residency_s: float = Field(
+        default=_DEFAULT.min_residency_s,
+        ge=0,
+        le=86_400,
+        description="A loaded model is not asked to make room for this many seconds, nor for twice its load time.",
+    )
+    max_residency_s: float = Field(
+        default=_DEFAULT.max_residency_s,
+        ge=0,
+        le=86_400,
+        description="After this many seconds it may be asked, however long its load took. Not below the other.",
+    )
 
     device_health: Literal["off", "observe", "guard"] = Field(
         default="observe",
@@ -131,10 +143,21 @@ class LedgerSettings(ServiceSettings):
         )
 
     def policy(self) -> Policy:
-        """The numbers of the rules under these settings."""
+        """The numbers of the rules under these settings.
+
+        Raises:
+            SettingsError: the residencies contradict each other.
+        """
+        if self.min_residency_s > self.max_residency_s:
+            least, most = self.variable("min_residency_s"), self.variable("max_residency_s")
+            raise SettingsError(
+                f"{least}: must not be above {most} ({self.min_residency_s:g} and {self.max_residency_s:g} s)."
+            )
         return Policy(
             term_s=self.term_s,
             activate_by_s=self.activate_by_s,
             queue_bound=self.queue_bound,
             max_wait_s=self.max_wait_s,
+            min_residency_s=self.min_residency_s,
+            max_residency_s=self.max_residency_s,
         )
