@@ -1,5 +1,7 @@
 """Rules 3, 4, 17 to 20 and 22: which card a waiter aims at, who is asked to give bytes back, and who is not."""
 
+from dataclasses import replace
+
 import pytest
 from weighbridge_ledger.book import Ceilings, External, LeaseState, Observed, Policy
 
@@ -242,3 +244,20 @@ def test_a_claim_for_any_card_does_not_spill_from_a_small_one_because_the_large_
     world = new_world(Ceilings(10, {"large": 8, "small": 2}), POLICY)
     world.active(0, 1, devices={"large": 4}, term_s=LONG)
     waits(world, 0, devices={"": 6})
+
+
+def test_a_load_on_the_processor_keeps_samples_from_being_steady_too(new_world) -> None:
+    world = new_world(10, POLICY)
+    holder = resident(world, 4, 1)
+    grow_old(world)
+    enter = world.ask(1, 2)
+    loading = world.book.admit(replace(enter, claim=replace(enter.claim, cpu_only=True), term_s=LONG), world.now)
+    world.book.set_external(External(4), world.now)
+    waits(world, 4)
+    for _ in range(POLICY.steady_samples):
+        world.book.set_external(External(4), world.now)
+    assert asked(world) == []
+    world.book.stream_ended(loading.lease.lease_id, loading.stream, world.now)
+    for _ in range(POLICY.steady_samples):
+        world.book.set_external(External(4), world.now)
+    assert asked(world) == [holder[0]]

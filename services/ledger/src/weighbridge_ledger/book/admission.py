@@ -339,7 +339,8 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
             if self._held(claim, target) is not None or self._would_fit(waiter, target, base, self._steady_external()):
                 continue
             plan = self._plan(replace(self._demand_of(waiter, target, base, now), patient=True), now)
-            if plan is None:
+            if plan is None or not plan.vacate:
+                # Optional bytes alone are given back or not, as their holder likes: nothing can be promised on them.
                 continue
             after = base.copy()
             for lease_id in plan.vacate:

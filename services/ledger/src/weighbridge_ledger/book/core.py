@@ -113,6 +113,8 @@ class BookCore:
         self._shrinkable: dict[str, None] = {}
         """Leases with optional bytes that were not asked back."""
         self._loading: dict[str, None] = {}
+        self._loading_on_gpu: dict[str, None] = {}
+        """Those of them that do not run on the processor alone."""
         self._careful: dict[int, None] = {}
         """Sequences of waiters that keep a lease busy (rule 25)."""
         self._counter = 0
@@ -280,7 +282,7 @@ class BookCore:
             return
         load_s = max(0.0, now.monotonic - entry.loading_since)
         entry.loading_since = None
-        self._loading.pop(entry.lease.lease_id, None)
+        self._end_loading(entry.lease.lease_id)
         entry.lease = replace(entry.lease, loaded_wall=now.wall, load_s=load_s)
         entry.idle_since = now.monotonic
         entry.resident_until = now.monotonic + self._residency_s(load_s)
@@ -293,8 +295,13 @@ class BookCore:
 
     def _begin_loading(self, entry: Entry, since: float) -> None:
         entry.loading_since = since
+        self._loading[entry.lease.lease_id] = None
         if not entry.lease.claim.cpu_only:
-            self._loading[entry.lease.lease_id] = None
+            self._loading_on_gpu[entry.lease.lease_id] = None
+
+    def _end_loading(self, lease_id: str) -> None:
+        self._loading.pop(lease_id, None)
+        self._loading_on_gpu.pop(lease_id, None)
 
     def _held(self, claim: Claim, target: Claim) -> Hold | None:
         """Why nothing may be loaded on the cards of a target just now."""
@@ -303,8 +310,8 @@ class BookCore:
             for device in ("", *devices):
                 if device in self._holds:
                     return self._holds[device]
-        if self._ceilings.one_start_at_a_time and self._loading and not claim.cpu_only:
-            loading = self._entries[next(reversed(self._loading))].lease
+        if self._ceilings.one_start_at_a_time and self._loading_on_gpu and not claim.cpu_only:
+            loading = self._entries[next(reversed(self._loading_on_gpu))].lease
             name = loading.purpose.model_name or loading.holder_name or "Another model"
             text = f"{name} is being loaded, and this machine loads one model at a time."
             return Hold("LOADS_ONE_AT_A_TIME", text, lasts=False)
@@ -378,7 +385,7 @@ class BookCore:
         self._residents.drop(lease.lease_id)
         self._overdue.pop(lease.lease_id, None)
         self._shrinkable.pop(lease.lease_id, None)
-        self._loading.pop(lease.lease_id, None)
+        self._end_loading(lease.lease_id)
         self._set_overrun(entry, {})
         self._writes.append(DropLease(lease.lease_id))
         if lease.state is LeaseState.GRANTED:

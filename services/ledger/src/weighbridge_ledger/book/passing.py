@@ -61,7 +61,8 @@ def protected(waiter: Waiter, now: float, policy: Policy) -> bool:
 
 def overdue(waiter: Waiter, now: float, policy: Policy) -> bool:
     """Whether `waiter` was overtaken so often, or waits so long, that it is protected for good."""
-    return waiter.passes >= policy.protect_passes or now - waiter.since >= policy.protect_after_s
+    # The sum, not the difference, which may be rounded to less at the very moment for which a look was set.
+    return waiter.passes >= policy.protect_passes or now >= waiter.since + policy.protect_after_s
 
 
 def price_of(waiter: Waiter, target: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Charge | Shortage:

@@ -75,12 +75,18 @@ class TimedCore(SettlingCore):
         return max(priority, min(self._policy.top_level, priority + self._ages(since, now)))
 
     def _ages(self, since: float, now: Moment) -> int:
-        return max(0, floor((now.monotonic - since) / self._policy.age_s))
+        """How many ages it has waited. A moment at which the next one is due counts as reached when it is: of one in
+        12,500 the difference to `since` is rounded to less, and the look at it would be repeated for ever."""
+        ages = max(0, floor((now.monotonic - since) / self._policy.age_s))
+        return ages + 1 if self._aged_at(since, ages + 1) <= now.monotonic else ages
+
+    def _aged_at(self, since: float, ages: int) -> float:
+        return since + ages * self._policy.age_s
 
     def _schedule_waiter(self, waiter: Waiter, now: Moment) -> None:
         dues = [waiter.deadline]
         if waiter.level < self._policy.top_level:
-            dues.append(waiter.since + (self._ages(waiter.since, now) + 1) * self._policy.age_s)
+            dues.append(self._aged_at(waiter.since, self._ages(waiter.since, now) + 1))
         protected_at = waiter.since + self._policy.protect_after_s
         if protected_at > now.monotonic:
             dues.append(protected_at)
