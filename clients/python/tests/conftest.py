@@ -106,6 +106,7 @@ class FakeState:
         self.models: list[fit_service_pb2.CatalogModel] = []
         """What the catalogue lists; empty: the models of `fits`."""
         self.leases = [lease()]
+        self.observations: list[lease_pb2.Observation] = []
         self.committed = 512 * MIB
         self.limit: int | None = None
         self.watches: list[list[ledger_service_pb2.WatchResponse | RequestError]] = []
@@ -240,6 +241,16 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         at = int(request.page_token or 0)
         following = str(at + 1) if at + 1 < len(self.state.leases) else ""
         return ledger_service_pb2.ListLeasesResponse(leases=self.state.leases[at : at + 1], next_page_token=following)
+
+    async def ListObservations(self, request: Any, context: Any) -> ledger_service_pb2.ListObservationsResponse:  # noqa: N802
+        await self.state.ask("ListObservations", request, context)
+        # As the ledger pages: latest first, at most a thousand at once.
+        matching = [one for one in self.state.observations if request.model_digest in ("", one.model_digest)]
+        at, size = int(request.page_token or 0), min(request.page_size or 100, 1000)
+        following = str(at + size) if at + size < len(matching) else ""
+        return ledger_service_pb2.ListObservationsResponse(
+            observations=matching[at : at + size], next_page_token=following
+        )
 
 
 class FakeEngine(engine_service_pb2_grpc.EngineServiceServicer):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _UNFINISHED_LOOKUPS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 
+OBSERVATIONS_PAGE = 1000
+"""As many as the ledger lists at once."""
+
 T = TypeVar("T")
 
 
@@ -277,14 +280,27 @@ class Suite:
                 return ledger_service_pb2.ListLeasesResponse(leases=leases)
 
     async def observations(
-        self, *, model_digest: str = "", engine_build: str = "", shape: str = "", limit: int = 100
+        self, *, model_digest: str = "", engine_build: str = "", shape: str = "", limit: int | None = 100
     ) -> Sequence[lease_pb2.Observation]:
-        """Measured peaks of these weights, this build and this shape (empty: any), latest first, at most ``limit``."""
-        request = ledger_service_pb2.ListObservationsRequest(
-            model_digest=model_digest, engine_build=engine_build, shape=shape, page_size=limit
-        )
-        response = await self._call("ledger", lambda: self.ledger.ListObservations(request, timeout=CALL_TIMEOUT_S))
-        return response.observations
+        """Measured peaks of these weights, this build and this shape (empty: any), latest first, at most ``limit``;
+        None: all."""
+
+        def page(token: str, size: int) -> Awaitable[ledger_service_pb2.ListObservationsResponse]:
+            request = ledger_service_pb2.ListObservationsRequest(
+                model_digest=model_digest, engine_build=engine_build, shape=shape, page_size=size, page_token=token
+            )
+            return self.ledger.ListObservations(request, timeout=CALL_TIMEOUT_S)
+
+        found: list[lease_pb2.Observation] = []
+        token = ""
+        while limit is None or len(found) < limit:
+            size = OBSERVATIONS_PAGE if limit is None else min(OBSERVATIONS_PAGE, limit - len(found))
+            response = await self._call("ledger", partial(page, token, size))
+            found.extend(response.observations)
+            token = response.next_page_token
+            if not token:
+                break
+        return found
 
     # ---- engines
 

@@ -5,7 +5,22 @@ What the commands share is in running, output and arguments.
 
 import click
 
-from weighbridge.cli import chat, demo, doctor, engine, fit, fits, ledger, ledger_tools, pin, pull, top, up, watch
+from weighbridge.cli import (
+    accuracy,
+    chat,
+    demo,
+    doctor,
+    engine,
+    fit,
+    fits,
+    ledger,
+    ledger_tools,
+    pin,
+    pull,
+    top,
+    up,
+    watch,
+)
 from weighbridge.version import __version__
 
 
@@ -31,6 +46,7 @@ for _command in (
     ledger.limit,
     watch.watch,
     top.top,
+    accuracy.accuracy,
     ledger_tools.ledger,
     engine.load,
     engine.unload,
