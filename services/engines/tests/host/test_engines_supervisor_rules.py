@@ -24,6 +24,13 @@ def test_lines_end_at_lf_cr_and_crlf():
     assert split([b"\n\n a \r\n"]) == [" a"]
 
 
+def test_a_bar_is_a_line_as_soon_as_it_is_painted():
+    splitter = LineSplitter()
+    assert splitter.feed(b"\r  |=>  | 1/3 - 35.10s/it\x1b[") == []
+    assert splitter.feed(b"K") == ["  |=>  | 1/3 - 35.10s/it"]
+    assert splitter.feed(b"\r  |==>| 2/3 - 35.00s/it\x1b[K[INFO ] next\n") == ["  |==>| 2/3 - 35.00s/it", "[INFO ] next"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_lines_do_not_depend_on_how_the_stream_is_cut(seed):
     text = "load\r 1/3\r 2/3\r\ndone: größe\r\n\nCUDA error: out of memory\nend".encode()

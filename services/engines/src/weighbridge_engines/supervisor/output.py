@@ -13,10 +13,15 @@ RING_BYTES = 64 * 1024
 """How much of an engine's output is kept: a few hundred lines, enough to see why it ended."""
 
 
+ERASE_TO_END = b"\x1b[K"
+"""What a terminal is told to erase the rest of a line with."""
+
+
 class LineSplitter:
     """Cuts a byte stream into lines at LF, CR and CRLF, wherever the stream was split into chunks.
 
-    A lone CR ends a line because progress bars repaint themselves with it.
+    A lone CR ends a line because progress bars repaint themselves with it, and so does ESC [ K, which such bars print
+    behind each repaint: the CR comes only with the next one, half a minute later where a step takes that long.
     """
 
     def __init__(self) -> None:
@@ -28,7 +33,8 @@ class LineSplitter:
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]  # the second half of a CRLF
         self._after_cr = chunk.endswith(b"\r")
-        *complete, self._carry = (self._carry + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        text = (self._carry + chunk).replace(ERASE_TO_END, b"\n").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *complete, self._carry = text.split(b"\n")
         # Only whole multiples are let go, so that a character is not cut in two more often than must be.
         while len(self._carry) > MAX_LINE_CHARS:
             complete.append(self._carry[:MAX_LINE_CHARS])
