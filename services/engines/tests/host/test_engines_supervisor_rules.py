@@ -28,7 +28,10 @@ def test_a_bar_is_a_line_as_soon_as_it_is_painted():
     splitter = LineSplitter()
     assert splitter.feed(b"\r  |=>  | 1/3 - 35.10s/it\x1b[") == []
     assert splitter.feed(b"K") == ["  |=>  | 1/3 - 35.10s/it"]
-    assert splitter.feed(b"\r  |==>| 2/3 - 35.00s/it\x1b[K[INFO ] next\n") == ["  |==>| 2/3 - 35.00s/it", "[INFO ] next"]
+    assert splitter.feed(b"\r  |==>| 2/3 - 35.00s/it\x1b[K[INFO ] next\n") == [
+        "  |==>| 2/3 - 35.00s/it",
+        "[INFO ] next",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
