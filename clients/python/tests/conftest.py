@@ -115,6 +115,10 @@ class FakeState:
         self.watched = threading.Event()
         self.catalog: set[str] = set()
         self.answer = ["The capital ", "is Paris."]
+        self.waits: list[engine_service_pb2.LoadModelResponse] = []
+        """What a load tells between its plan and its admission."""
+        self.rests: list[chat_service_pb2.ChatWaiting] = []
+        """What an answer tells before it begins."""
         self.hang_after_answer = False
         self.hanging = threading.Event()
         self.cancelled = threading.Event()
@@ -235,6 +239,19 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         while True:
             yield await later.get()
 
+    async def Admit(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[ledger_service_pb2.AdmitResponse]:
+        await self.state.ask("Admit", request, context)
+        try:
+            yield ledger_service_pb2.AdmitResponse(queued=ledger_service_pb2.AdmitQueued(position=1))
+            granted = ledger_service_pb2.AdmitGranted(lease=lease(), secret="s")
+            yield ledger_service_pb2.AdmitResponse(granted=granted)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.state.cancelled.set()
+            raise
+
     async def ListLeases(self, request: Any, context: Any) -> ledger_service_pb2.ListLeasesResponse:  # noqa: N802
         await self.state.ask("ListLeases", request, context)
         # One lease to a page, so that callers must follow the tokens.
@@ -279,6 +296,8 @@ class FakeEngine(engine_service_pb2_grpc.EngineServiceServicer):
         planned = engine_service_pb2.LoadPlanned(plan=self.state.plan)
         yield engine_service_pb2.LoadModelResponse(planned=planned)
         await self.state.ask("LoadModel", request, context)
+        for event in self.state.waits:
+            yield event
         yield engine_service_pb2.LoadModelResponse(admitted=engine_service_pb2.LoadAdmitted(lease=lease()))
         starting = engine_service_pb2.LoadStarting(phase="weights", fraction=0.5)
         yield engine_service_pb2.LoadModelResponse(starting=starting)
@@ -295,6 +314,8 @@ class FakeChat(chat_service_pb2_grpc.ChatServiceServicer):
 
     async def Chat(self, request: Any, context: Any) -> AsyncIterator[chat_service_pb2.ChatResponse]:  # noqa: N802
         try:
+            for waiting in self.state.rests:
+                yield chat_service_pb2.ChatResponse(waiting=waiting)
             yield chat_service_pb2.ChatResponse(started=chat_service_pb2.ChatStarted(model_name="tiny"))
             for text in self.state.answer:
                 yield chat_service_pb2.ChatResponse(delta=chat_service_pb2.ChatDelta(text=text))

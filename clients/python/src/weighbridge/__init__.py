@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weighbridge_proto.errors import RpcFailure
 
+    from weighbridge.admitting import admit
     from weighbridge.client import Suite
     from weighbridge.engine_client import Engine
     from weighbridge.failures import CallError
@@ -26,6 +27,7 @@ __all__ = [
     "Suite",
     "SyncSuite",
     "__version__",
+    "admit",
     "follow",
     "parse_machine",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     "Suite": "weighbridge.client",
     "SyncSuite": "weighbridge.sync",
     "__version__": "weighbridge.version",
+    "admit": "weighbridge.admitting",
     "follow": "weighbridge.following",
     "parse_machine": "weighbridge.machines",
 }

@@ -32,7 +32,13 @@ R = TypeVar("R")
 
 
 class Engine:
-    """One engine service of a :class:`weighbridge.Suite`."""
+    """One engine service of a :class:`weighbridge.Suite`.
+
+    Attributes:
+        kind: which engine.
+        service: the name that its socket carries.
+        suite: the suite that it belongs to.
+    """
 
     def __init__(self, suite: "Suite", kind: str) -> None:
         self.kind = kind
@@ -40,21 +46,21 @@ class Engine:
         if self.service not in targets.SERVICES:
             known = ", ".join(name.removeprefix("engine-") for name in targets.SERVICES if name.startswith("engine-"))
             raise ValueError(f"There is no engine {kind!r}. The engines are {known}.")
-        self._suite = suite
+        self.suite = suite
 
     @property
     def engines(self) -> "EngineServiceAsyncStub":
         """Every rpc of EngineService."""
-        return engine_service_pb2_grpc.EngineServiceStub(self._suite.channel(self.service))
+        return engine_service_pb2_grpc.EngineServiceStub(self.suite.channel(self.service))
 
     @property
     def chats(self) -> "ChatServiceAsyncStub":
         """Every rpc of ChatService."""
-        return chat_service_pb2_grpc.ChatServiceStub(self._suite.channel(self.service))
+        return chat_service_pb2_grpc.ChatServiceStub(self.suite.channel(self.service))
 
     async def describe(self) -> engine_service_pb2.GetEngineResponse:
         """What the engine is, has and does."""
-        await self._suite.reach(self.service)
+        await self.suite.reach(self.service)
         return await answered(self.engines.GetEngine(engine_service_pb2.GetEngineRequest(), timeout=CALL_TIMEOUT_S))
 
     def load(
@@ -65,6 +71,7 @@ class Engine:
         options: plan_pb2.EngineOptions | None = None,
         priority: "lease_pb2.Priority.ValueType" = lease_pb2.PRIORITY_UNSPECIFIED,
         pinned: bool = False,
+        exclusive: bool | None = None,
         idle_timeout_s: float | None = None,
         max_wait_s: float | None = None,
     ) -> AsyncGenerator[engine_service_pb2.LoadModelResponse, None]:
@@ -75,7 +82,8 @@ class Engine:
             workload: what it shall be able to do; None: the engine's default.
             options: choices of the engine.
             priority: how urgent it is.
-            pinned: never asked to vacate, never unloaded for idleness.
+            pinned: never asked to vacate unless by a load that replaces it, never unloaded for idleness.
+            exclusive: whether nobody else may be on its devices while it is loaded; None: as engines of this kind do.
             idle_timeout_s: unload after this long without a request; None: the service's default.
             max_wait_s: give up waiting for memory after this long; None: 10 minutes.
         """
@@ -85,6 +93,7 @@ class Engine:
             options=options,
             priority=priority,
             pinned=pinned,
+            exclusive=exclusive,
             idle_timeout=_duration(idle_timeout_s),
             max_wait=_duration(max_wait_s),
         )
@@ -92,7 +101,7 @@ class Engine:
 
     async def unload(self, *, force: bool = False) -> engine_service_pb2.UnloadModelResponse:
         """Unload the model after the requests in flight, or with ``force`` at once. Unloading nothing is no error."""
-        await self._suite.reach(self.service)
+        await self.suite.reach(self.service)
         request = engine_service_pb2.UnloadModelRequest(force=force)
         return await answered(self.engines.UnloadModel(request, timeout=UNLOAD_TIMEOUT_S))
 
@@ -112,7 +121,7 @@ class Engine:
         return self._stream(lambda: self.chats.Chat(request))
 
     async def _stream(self, start: Callable[[], grpc.aio.UnaryStreamCall[Any, R]]) -> AsyncGenerator[R, None]:
-        await self._suite.reach(self.service)
+        await self.suite.reach(self.service)
         call = start()
         try:
             async for event in call:

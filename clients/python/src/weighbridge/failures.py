@@ -40,6 +40,8 @@ REFUSED_REASONS = frozenset(
         "QUEUE_FULL",
         "ADMISSION_TIMED_OUT",
         "CANNOT_GROW",
+        "WAIT_WHILE_HOLDING",
+        "DEVICE_UNHEALTHY",
         "TOO_MANY_REQUESTS",
     }
 )

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
-from weighbridge_proto.memory.v1 import machine_pb2
+from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
+from weighbridge.admitting import admit
 from weighbridge.client import Suite
 from weighbridge.following import Interruption, follow
 
@@ -113,6 +114,12 @@ class SyncSuite:
     ) -> Generator[ledger_service_pb2.WatchResponse | Interruption, None, None]:
         """See :func:`weighbridge.follow`."""
         return self._iterate(lambda: follow(self._suite, epoch, revision))
+
+    def admit(
+        self, holder: lease_pb2.Holder, claim: requirement_pb2.Claim, **terms: Any
+    ) -> Generator[ledger_service_pb2.AdmitResponse, None, None]:
+        """See :func:`weighbridge.admit`."""
+        return self._iterate(lambda: admit(self._suite, holder, claim, **terms))
 
     def observations(self, **which: Any) -> Sequence[lease_pb2.Observation]:
         """See :meth:`weighbridge.Suite.observations`."""

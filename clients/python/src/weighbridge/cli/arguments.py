@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.machines import parse_machine
@@ -25,6 +26,12 @@ QUALITY_OF_NAME = {
     "draft": plan_pb2.QUALITY_TIER_DRAFT,
     "standard": plan_pb2.QUALITY_TIER_STANDARD,
     "high": plan_pb2.QUALITY_TIER_HIGH,
+}
+
+PRIORITY_OF_NAME = {
+    "background": lease_pb2.PRIORITY_BACKGROUND,
+    "normal": lease_pb2.PRIORITY_NORMAL,
+    "interactive": lease_pb2.PRIORITY_INTERACTIVE,
 }
 
 AUTOMATIC = "auto"

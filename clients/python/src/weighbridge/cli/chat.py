@@ -92,14 +92,16 @@ def chat(
 async def answer(engine: Engine, request: chat_service_pb2.ChatRequest, json_output: bool) -> str:
     """Stream one answer to the person: its text to standard output, load and statistics to standard error."""
     printer = AnswerPrinter()
-    with LoadDisplay(console(stderr=True)) as display:
+    with LoadDisplay(console(stderr=True), engine.suite) as display:
         try:
             async for event in engine.chat(request):
                 kind = event.WhichOneof("event")
                 if json_output:
                     print_json(event, one_line=True)
                 elif kind == "load":
-                    display.show(event.load)
+                    await display.show(event.load)
+                elif kind == "waiting":
+                    display.show_waiting(event.waiting)
                 elif kind == "delta":
                     printer.delta(event.delta)
                 elif kind == "finished":

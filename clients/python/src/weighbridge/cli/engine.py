@@ -6,9 +6,11 @@ import click
 from weighbridge_proto import targets
 from weighbridge_proto.engines.v1 import engine_service_pb2
 from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge.cli.arguments import (
     ENGINE_CHOICE,
+    PRIORITY_OF_NAME,
     chat_workload,
     engine_option,
     engine_options,
@@ -53,7 +55,13 @@ async def choose_engine(suite: Suite, asked: str | None, model: weights_pb2.Mode
 @click.argument("model")
 @workload_options
 @engine_option
-@click.option("--pin", is_flag=True, help="Never make room for others, never unload for idleness.")
+@click.option("--priority", type=click.Choice(list(PRIORITY_OF_NAME)), help="How urgent it is. Default: normal.")
+@click.option("--pin", "--pinned", is_flag=True, help="Never make room for others, never unload for idleness.")
+@click.option(
+    "--exclusive/--not-exclusive",
+    default=None,
+    help="Whether nobody else may be on its device. Default: as engines of its kind have it.",
+)
 @click.option(
     "--idle-timeout", type=click.FloatRange(min=0, min_open=True), help="Unload after this many idle seconds."
 )
@@ -67,7 +75,9 @@ def load(
     slots: int | None,
     settings: tuple[str, ...],
     engine: str | None,
+    priority: str | None,
     pin: bool,
+    exclusive: bool | None,
     idle_timeout: float | None,
     max_wait: float | None,
     json_output: bool,
@@ -84,16 +94,18 @@ def load(
                 ref,
                 workload=workload,
                 options=options,
+                priority=PRIORITY_OF_NAME[priority] if priority else lease_pb2.PRIORITY_UNSPECIFIED,
                 pinned=pin,
+                exclusive=exclusive,
                 idle_timeout_s=idle_timeout,
                 max_wait_s=max_wait,
             )
-            with LoadDisplay(console(stderr=True)) as display:
+            with LoadDisplay(console(stderr=True), suite) as display:
                 async for event in events:
                     if json_output:
                         print_json(event, one_line=True)
                     else:
-                        display.show(event)
+                        await display.show(event)
 
     run_command("load", body, json_output=json_output)
 

@@ -1,20 +1,34 @@
 """How a load is shown while it goes on: a line for each event, a bar while weights are read."""
 
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from weighbridge_proto.engines.v1 import engine_service_pb2
+from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
+from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import requirement_pb2
 
+from weighbridge.client import Suite
+from weighbridge.failures import CallError
+from weighbridge.happenings import who
 from weighbridge.sizes import all_bytes, format_size
+
+NOBODY_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
 class LoadDisplay:
-    """Shows the events of one load on ``to``; a context manager, so that the bar ends with the load."""
+    """Shows the events of one load on ``to``; a context manager, so that the bar ends with the load.
 
-    def __init__(self, to: Console) -> None:
+    Args:
+        to: where lines and the bar go.
+        suite: whose ledger is asked for the names of those whom the load waits for.
+    """
+
+    def __init__(self, to: Console, suite: Suite) -> None:
         self._to = to
+        self._suite = suite
+        self._names: dict[str, str] = {}
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=to, transient=True
         )
@@ -29,7 +43,7 @@ class LoadDisplay:
     ) -> None:
         self._end_bar()
 
-    def show(self, event: engine_service_pb2.LoadModelResponse) -> None:
+    async def show(self, event: engine_service_pb2.LoadModelResponse) -> None:
         """Show one event."""
         kind = event.WhichOneof("event")
         if kind == "starting" and self._to.is_terminal:
@@ -37,7 +51,24 @@ class LoadDisplay:
             return
         if kind != "starting":
             self._end_bar()
-        line = load_line(event)
+        await self._learn(_lease_ids(event))
+        self._print(load_line(event, self._names))
+
+    def show_waiting(self, waiting: chat_service_pb2.ChatWaiting) -> None:
+        """Show why a loaded model may not be used just now."""
+        self._print(f"WAITING   {' '.join(reason.message for reason in waiting.reasons)}")
+
+    async def _learn(self, lease_ids: Sequence[str]) -> None:
+        """Whose leases those are. A ledger that does not answer now leaves them without names."""
+        if all(lease_id in self._names for lease_id in lease_ids):
+            return
+        try:
+            leases = (await self._suite.leases()).leases
+        except CallError:
+            return
+        self._names |= {lease.lease_id: who(lease) for lease in leases}
+
+    def _print(self, line: str) -> None:
         # Queued events repeat four times a second, progress ones with every tensor; only news are worth a line.
         if line and line != self._last:
             self._to.print(line)
@@ -62,8 +93,8 @@ class LoadDisplay:
             self._bar = None
 
 
-def load_line(event: engine_service_pb2.LoadModelResponse) -> str:
-    """One event as a line."""
+def load_line(event: engine_service_pb2.LoadModelResponse, names: Mapping[str, str] = NOBODY_KNOWN) -> str:
+    """One event as a line; ``names`` has holders and models by their leases."""
     kind = event.WhichOneof("event")
     if kind == "planned":
         plan = event.planned.plan
@@ -71,11 +102,10 @@ def load_line(event: engine_service_pb2.LoadModelResponse) -> str:
         total = plan.requirement.total.expected_bytes
         return f"PLANNED   {plan.model_name}: {format_size(total)} expected at the peak, {verdict}"
     if kind == "queued":
-        why = "; ".join(reason.message for reason in event.queued.reasons)
+        why = "; ".join(_reason_words(reason, names) for reason in event.queued.reasons)
         return f"QUEUED    place {event.queued.position}" + (f": {why}" if why else "")
     if kind == "reclaiming":
-        count = len(event.reclaiming.victim_lease_ids)
-        return f"RECLAIMING  asked {count} idle holder{'s' if count != 1 else ''} to make room"
+        return f"RECLAIMING  asked {_holder_words(event.reclaiming.victim_lease_ids, names)} to make room"
     if kind == "admitted":
         lease = event.admitted.lease
         return f"ADMITTED  lease {lease.lease_id}: {format_size(all_bytes(lease.charge))}"
@@ -86,6 +116,24 @@ def load_line(event: engine_service_pb2.LoadModelResponse) -> str:
         took = engine.model.load_time.ToNanoseconds() / 1e9
         return f"READY     {engine.model.model_name} in {engine.runtime_version}, started in {took:.1f} s"
     return ""
+
+
+def _lease_ids(event: engine_service_pb2.LoadModelResponse) -> list[str]:
+    """The leases that an event names."""
+    if event.WhichOneof("event") == "queued":
+        return [lease_id for reason in event.queued.reasons for lease_id in reason.lease_ids]
+    return list(event.reclaiming.victim_lease_ids)
+
+
+def _reason_words(reason: lease_pb2.WaitReason, names: Mapping[str, str]) -> str:
+    known = [names[lease_id] for lease_id in reason.lease_ids if lease_id in names]
+    return f"{reason.message} ({', '.join(known)})" if known else reason.message
+
+
+def _holder_words(lease_ids: Sequence[str], names: Mapping[str, str]) -> str:
+    if all(lease_id in names for lease_id in lease_ids):
+        return ", ".join(names[lease_id] for lease_id in lease_ids)
+    return f"{len(lease_ids)} holder{'s' if len(lease_ids) != 1 else ''}"
 
 
 def _phase_word(phase: str) -> str:
