@@ -232,9 +232,7 @@ class HolderVerbs(TimedCore):
         changed = self._resized(entry, claim, now, exclusive)
         if isinstance(changed, Refused):
             raise changed
-        if exclusive is not None:
-            entry.lease = replace(entry.lease, exclusive=exclusive)
-        self._apply_resize(entry, changed, now)
+        self._apply_resize(entry, changed, now, entry.lease.exclusive if exclusive is None else exclusive)
         if entry.observed is not None:
             self._set_overrun(entry, _overrun(changed, entry.observed))
         self._settle(now)
@@ -357,9 +355,13 @@ class HolderVerbs(TimedCore):
         self._count_passes(passed)
         return changed
 
-    def _apply_resize(self, entry: Entry, charge: Charge, now: Moment) -> None:
-        if charge != entry.lease.charge:
+    def _apply_resize(self, entry: Entry, charge: Charge, now: Moment, exclusive: bool) -> None:
+        before = entry.lease
+        # The wish is kept even where it changes no charge, because exclusive use is not heeded there.
+        entry.lease = replace(before, exclusive=exclusive)
+        if charge != before.charge:
             self._recharge(entry, charge, now)
+        if entry.lease != before:
             self._write(entry)
             self._tell(EventKind.RESIZED, now, entry.lease)
 
@@ -386,7 +388,7 @@ class HolderVerbs(TimedCore):
         )
         changed = self._resized(entry, wanted, now)
         if not isinstance(changed, Refused):
-            self._apply_resize(entry, changed, now)
+            self._apply_resize(entry, changed, now, entry.lease.exclusive)
             self._set_overrun(entry, {})
             return None
         self._set_overrun(entry, overrun)

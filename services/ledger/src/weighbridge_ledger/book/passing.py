@@ -129,20 +129,18 @@ def next_grant(
     """
     blocked: list[Waiter] = []
     for waiter in queue.head(policy.look_ahead):
-        unwell = False
         if not waiter.replaces:
             for target, charge in fitting(waiter, machine):
-                hold = held(waiter, target)
-                if hold is not None:
-                    unwell = unwell or hold.lasts
+                if held(waiter, target) is not None:
                     continue
                 if not queue.in_view(charge.pools, waiter.key, policy.look_ahead):
                     continue
                 passed = may_pass(blocked, charge, machine, now, policy)
                 if passed is not None:
                     return Grant(waiter, target, charge, passed)
-        # Who waits for a device to get well does not keep memory from others meanwhile.
-        if not unwell:
+        # Who waits for a device to get well does not keep memory from others meanwhile, whether or not there is room.
+        hold = held(waiter, waiter.claim)
+        if hold is None or not hold.lasts:
             blocked.append(waiter)
     return None
 

@@ -38,7 +38,7 @@ class UpkeepVerbs(TimedCore):
     def processes_died(self, dead: frozenset[ProcessIdentity], now: Moment) -> None:
         """Frees every lease all of whose processes are among `dead`: the only proof that a silent holder's bytes are
         free (rule 12; the client's death alone would free an orphan engine's bytes). A VACATING lease needs only its
-        engines' death: its holder has given it back (rule 13)."""
+        engines' death, if it has any: its holder can start no more under it (rule 13)."""
         self._advance(now)
         if dead:
             for entry in list(self._entries.values()):
@@ -145,7 +145,8 @@ class UpkeepVerbs(TimedCore):
         A process that was seen from here when it was granted is dead after a reboot; one of another host or container
         only looks so, because its boot id or its pids are others.
         """
-        needed = lease.engines if lease.state is LeaseState.VACATING else lease.processes
+        # Asked to vacate without an engine on record, its holder alone can be the one who uses the bytes.
+        needed = lease.engines if lease.state is LeaseState.VACATING and lease.engines else lease.processes
         return () if lease.foreign and not all(map(self._home.sees, needed)) else needed
 
 

@@ -1,0 +1,63 @@
+"""Faults of the book that its random exploration found, each by the shortest history that shows it."""
+
+from weighbridge_ledger.book import (
+    GPU,
+    Ask,
+    Ceilings,
+    Claim,
+    Hold,
+    LeaseState,
+    Policy,
+)
+
+GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
+
+
+def test_a_what_if_promises_nothing_on_optional_bytes(new_world) -> None:
+    """It said NOW where the claim then had to wait for optional bytes, which their holder may keep."""
+    world = new_world(4, Policy(optional_step_bytes=1))
+    holder = world.book.admit(Ask("", world.process(1), Claim(2, optional_host_bytes=2)), world.now).lease
+    world.book.activate(holder.lease_id, world.secret(holder.lease_id), world.process(1), (), world.now)
+    assert world.committed() == 4
+    ask = world.ask(2, 2)
+    what_if = world.book.preview(ask, world.now)
+    assert what_if.charge is None
+    assert [reason.code for reason in what_if.reasons] == ["BYTES_HELD"]
+    assert world.book.admit(ask, world.now).lease.state is QUEUED
+
+
+def test_a_wish_to_be_alone_is_kept_where_it_changes_no_charge(new_world) -> None:
+    """Where engines coexist it changes no charge, and was forgotten by the next restart."""
+    world = new_world(Ceilings(4, has_shared_gpu=True, exclusive_heeded=False))
+    lease, secret = world.active(2)
+    world.book.resize(lease, secret, Claim(2), world.now, exclusive=True)
+    world.drain()
+    world.restart()
+    assert world.book.view(lease).lease.exclusive
+
+
+def test_a_holder_without_engines_that_was_asked_is_freed_by_its_death(new_world) -> None:
+    """VACATING looked at engines alone: without any on record, its bytes stayed charged for ever."""
+    world = new_world(4)
+    lease, secret = world.active(3)
+    world.book.renew(lease, secret, None, world.now, load_complete=True)
+    for _ in range(16):
+        world.pass_time(2)
+        world.book.renew(lease, secret, None, world.now)
+    world.admit(2, 2)
+    assert world.state(lease) is VACATING
+    world.die(1)
+    assert world.committed() == 2
+
+
+def test_who_waits_for_an_unwell_device_keeps_no_memory_from_others(new_world) -> None:
+    """It did where it did not fit either: a claim on the processor waited behind a GPU that rested."""
+    world = new_world(Ceilings(8, has_shared_gpu=True))
+    world.active(5, 1)
+    big = world.admit(4, 2).lease
+    world.pass_time(60)
+    small = world.book.admit(Ask("", world.process(3), Claim(1, cpu_only=True)), world.now).lease
+    assert small.state is QUEUED
+    world.book.set_holds({GPU: Hold("DEVICE_UNHEALTHY", "It is hot.")}, world.now)
+    assert world.state(small.lease_id) is GRANTED
+    assert world.state(big.lease_id) is QUEUED
