@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from weighbridge.cli import ledger_tools, main
 from weighbridge.cli.memory_bars import MemoryFrame, activity, cells, duration_words
+from weighbridge.cli.tables import print_limit
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
@@ -317,6 +318,28 @@ def test_limit_is_shown_set_and_taken_back(fake_suite: Any) -> None:
     assert "20.00 GiB are committed. Nobody is evicted" in run("limit", "16").stdout
     assert run("limit", "AUTO").stdout == "Limit: automatic, which is 24.00 GiB here.\n"
     assert not state.asked(pb.SetLimitRequest)[-1].HasField("limit_bytes")
+
+
+def test_spilling_is_allowed_and_forbidden_without_touching_the_limit(fake_suite: Any) -> None:
+    state = fake_suite.state
+    state.limit = 16 * GIB
+    for option, allowed in (("--spill", True), ("--no-spill", False)):
+        assert run("limit", option).exit_code == 0
+        asked = state.asked(pb.SetLimitRequest)[-1]
+        assert (asked.limit_bytes, asked.spill_allowed) == (16 * GIB, allowed)
+    assert run("limit", "auto").exit_code == 0
+    asked = state.asked(pb.SetLimitRequest)[-1]
+    assert (asked.HasField("limit_bytes"), asked.HasField("spill_allowed")) == (False, False)
+
+
+@pytest.mark.parametrize(("allowed", "says"), [(True, "may take host memory"), (False, "waits (--spill lets it")])
+def test_limit_says_what_spilling_means_where_there_is_a_card(allowed: bool, says: str) -> None:
+    capacity = machine_pb2.Capacity(spill_allowed=allowed, devices=[machine_pb2.DeviceCapacity()])
+    with_card, without = io.StringIO(), io.StringIO()
+    print_limit(Console(file=with_card, width=200), capacity)
+    print_limit(Console(file=without, width=200), machine_pb2.Capacity())
+    assert says in with_card.getvalue()
+    assert "card" not in without.getvalue()
 
 
 @pytest.mark.parametrize("wrong", ["0", "-3", "many", "16 parsec", "automatic"])

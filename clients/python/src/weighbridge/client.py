@@ -258,9 +258,14 @@ class Suite:
         request = ledger_service_pb2.GetCapacityRequest(machine=machine)
         return await self._call("ledger", lambda: self.ledger.GetCapacity(request, timeout=CALL_TIMEOUT_S))
 
-    async def set_limit(self, limit_bytes: int | None) -> ledger_service_pb2.SetLimitResponse:
-        """Set the person's limit over everything; None: automatic. Nobody is evicted by it."""
-        request = ledger_service_pb2.SetLimitRequest(limit_bytes=limit_bytes)
+    async def set_limit(
+        self, limit_bytes: int | None, spill_allowed: bool | None = None
+    ) -> ledger_service_pb2.SetLimitResponse:
+        """Set the person's limit over everything; None: automatic. Nobody is evicted by it.
+
+        ``spill_allowed`` says whether a second model may spill from a card into host memory; None leaves that as it is.
+        """
+        request = ledger_service_pb2.SetLimitRequest(limit_bytes=limit_bytes, spill_allowed=spill_allowed)
         return await self._call("ledger", lambda: self.ledger.SetLimit(request, timeout=CALL_TIMEOUT_S))
 
     async def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:

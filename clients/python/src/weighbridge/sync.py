@@ -101,9 +101,11 @@ class SyncSuite:
         """See :meth:`weighbridge.Suite.capacity`."""
         return self._wait(self._suite.capacity(machine))
 
-    def set_limit(self, limit_bytes: int | None) -> ledger_service_pb2.SetLimitResponse:
+    def set_limit(
+        self, limit_bytes: int | None, spill_allowed: bool | None = None
+    ) -> ledger_service_pb2.SetLimitResponse:
         """See :meth:`weighbridge.Suite.set_limit`."""
-        return self._wait(self._suite.set_limit(limit_bytes))
+        return self._wait(self._suite.set_limit(limit_bytes, spill_allowed))
 
     def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """See :meth:`weighbridge.Suite.leases`."""

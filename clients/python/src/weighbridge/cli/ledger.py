@@ -9,6 +9,7 @@ from weighbridge.cli.lease_table import print_leases
 from weighbridge.cli.output import console, print_json
 from weighbridge.cli.running import open_suite, run_command
 from weighbridge.cli.tables import print_capacity, print_limit
+from weighbridge.client import Suite
 
 
 @click.command()
@@ -47,8 +48,15 @@ def leases(include_released: bool, json_output: bool) -> None:
 
 @click.command(short_help="How much memory models may use: show it, or set it.")
 @click.argument("size", type=LimitParam(), required=False)
+@click.option(
+    "--spill/--no-spill",
+    "spill",
+    default=None,
+    help="Whether a model may take host memory for what does not fit on a card beside others. Slower; not allowed "
+    "unless you say so.",
+)
 @json_option
-def limit(size: int | str | None, json_output: bool) -> None:
+def limit(size: int | str | None, spill: bool | None, json_output: bool) -> None:
     """How much memory models may use in all: SIZE, such as 24GiB, or auto. Without SIZE, show it.
 
     It counts at once, survives restarts, and evicts nobody.
@@ -57,13 +65,21 @@ def limit(size: int | str | None, json_output: bool) -> None:
     async def body() -> None:
         async with open_suite() as suite:
             response: ledger_service_pb2.GetCapacityResponse | ledger_service_pb2.SetLimitResponse
-            if size is None:
+            if size is None and spill is None:
                 response = await suite.capacity()
             else:
-                response = await suite.set_limit(None if size == AUTOMATIC else int(size))
+                response = await suite.set_limit(await _wished(suite, size), spill)
         if json_output:
             print_json(response)
         else:
             print_limit(console(), response.capacity, asked=size if isinstance(size, int) else None)
 
     run_command("limit", body, json_output=json_output)
+
+
+async def _wished(suite: Suite, size: int | str | None) -> int | None:
+    """The limit to ask for; without a size the one that is set, which asking for something else must not take away."""
+    if size is not None:
+        return None if size == AUTOMATIC else int(size)
+    total = (await suite.capacity()).capacity.total
+    return total.limit_bytes if total.HasField("limit_bytes") else None

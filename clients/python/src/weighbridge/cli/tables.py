@@ -246,6 +246,12 @@ def print_limit(to: Console, capacity: machine_pb2.Capacity, asked: int | None =
         )
     else:
         to.print(f"Limit: automatic, which is {format_size(total.automatic_bytes)} here.")
+    if capacity.devices:
+        to.print(
+            "A model may take host memory for what does not fit on a card beside others."
+            if capacity.spill_allowed
+            else "A model that does not fit on a card beside others waits (--spill lets it take host memory)."
+        )
     if asked is not None and asked >= total.automatic_bytes:
         to.print("It is not below what the machine allows, so it changes nothing.")
     if total.committed_bytes > total.effective_bytes:
