@@ -50,6 +50,20 @@ def test_a_holder_without_engines_that_was_asked_is_freed_by_its_death(new_world
     assert world.committed() == 2
 
 
+def test_a_claim_larger_than_its_card_asks_on_the_host_for_what_spills(new_world) -> None:
+    """Victims were looked for on the card alone, where nobody was: it waited beside an idle model on the host."""
+    world = new_world(Ceilings(6, {"a": 4, "b": 4}))
+    lease, secret = world.active(5, 1)
+    world.book.renew(lease, secret, None, world.now, load_complete=True)
+    for _ in range(16):
+        world.pass_time(2)
+        world.book.renew(lease, secret, None, world.now)
+    waiting = world.admit(0, 2, devices={"a": 6}).lease
+    assert world.state(lease) is VACATING
+    world.release(lease, secret)
+    assert world.book.view(waiting.lease_id).lease.charge.spilled == (("a", 2),)
+
+
 def test_who_waits_for_an_unwell_device_keeps_no_memory_from_others(new_world) -> None:
     """It did where it did not fit either: a claim on the processor waited behind a GPU that rested."""
     world = new_world(Ceilings(8, has_shared_gpu=True))

@@ -255,10 +255,14 @@ def short_pools(
         or usage.spilled_from.get(want.device_id, 0)
         or (exclusive and usage.holders.get(want.device_id, 0))
     }
-    if HOST in wanted and (claim.devices or not short):
-        may_spill = any(want.required_bytes > 0 for want in claim.devices) and (ceilings.spill_allowed or not short)
-        if may_spill or claim.host_bytes > ceilings.pool_bytes(HOST) - external.host_bytes - usage.host_bytes:
-            short.add(HOST)
+    # What is larger than its card spills although it is alone there, and then needs room on the host.
+    spills = any(
+        ceilings.spill_allowed or want.required_bytes > room_on(want.device_id, ceilings, external, NOTHING_USED)
+        for want in claim.devices
+    )
+    left = ceilings.pool_bytes(HOST) - external.host_bytes - usage.host_bytes
+    if spills or (claim.host_bytes > 0 and claim.host_bytes > left):
+        short.add(HOST)
     return frozenset(short) or wanted
 
 
