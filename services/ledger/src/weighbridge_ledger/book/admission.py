@@ -334,7 +334,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         machine = self._machine()
         base = machine.settled_for(waiter)
         claim = waiter.lease.claim
-        targets = placements(claim, self._ceilings, self._external, base) if claim.floating else (waiter.claim,)
+        targets = placements(claim, self._ceilings, self._external, base) if waiter.floating else (waiter.claim,)
         for target in targets:
             if self._held(claim, target) is not None or self._would_fit(waiter, target, base, self._steady_external()):
                 continue

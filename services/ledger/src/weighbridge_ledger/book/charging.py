@@ -1,5 +1,6 @@
 """What a claim costs on a machine, and whether it fits: rules 2 and 26, as functions over plain values."""
 
+import math
 from collections.abc import Iterable
 
 from weighbridge_ledger.book.states import (
@@ -76,6 +77,19 @@ class Usage:
         copy.spilled_from = _less(self.spilled_from, back.spilled_from)
         return copy
 
+    def take_out(self, back: "Usage") -> None:
+        """Count out what is part of these sums."""
+        self.host_bytes -= back.host_bytes
+        self.total_bytes -= back.total_bytes
+        for mine, theirs in (
+            (self.devices, back.devices),
+            (self.holders, back.holders),
+            (self.alone, back.alone),
+            (self.spilled_from, back.spilled_from),
+        ):
+            for key, value in theirs.items():
+                mine[key] = mine.get(key, 0) - value
+
     def after(self, back: "Usage", joining: Charge) -> "Usage":
         """A copy in which `back` has been returned and `joining` charged."""
         copy = self.less(back)
@@ -144,6 +158,40 @@ def price(
     if 0 < host_limit_bytes < charge.host_bytes:
         return Shortage(HOLDER, charge.host_bytes - host_limit_bytes, "HOLDER")
     return beneath(charge, charge.host_bytes, charge.total_bytes, ceilings, external, usage)
+
+
+class Rooms:
+    """What is left in each pool, to see at a glance who cannot fit. On a full machine that is everyone who waits, and
+    each of them is looked at whenever something happens."""
+
+    __slots__ = ("_host_bytes", "_on_cards", "_total_bytes")
+
+    def __init__(self, ceilings: Ceilings, external: External, usage: Usage) -> None:
+        self._host_bytes = ceilings.host_bytes - external.host_bytes - usage.host_bytes
+        self._total_bytes = ceilings.total_bytes - usage.total_bytes
+        self._on_cards: dict[str, float] = {
+            # Whoever may spill may find room elsewhere.
+            device: math.inf
+            if ceilings.spill_allowed or usage.holders.get(device, 0) == 0
+            else room_on(device, ceilings, external, usage)
+            for device in ceilings.devices
+        }
+        self._on_cards[""] = max(self._on_cards.values(), default=0)
+
+    def may_hold(self, claim: Claim, total_bytes: int) -> bool:
+        """False if `price` would find the claim short of bytes, on whichever cards it does not name. True says nothing.
+
+        Args:
+            claim: on its cards, or on any.
+            total_bytes: all that it requires.
+        """
+        if total_bytes > self._total_bytes or 0 < claim.host_bytes > self._host_bytes:
+            return False
+        on_cards = self._on_cards
+        for want in claim.devices:  # noqa: SIM110 - a generator would cost more than all that is looked at
+            if 0 < want.required_bytes > on_cards.get(want.device_id, 0):
+                return False
+        return True
 
 
 def static_shortage(claim: Claim, ceilings: Ceilings, host_limit_bytes: int = 0) -> Shortage | None:

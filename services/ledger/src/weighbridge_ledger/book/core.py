@@ -19,7 +19,7 @@ from weighbridge_ledger.book.passing import Machine
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.queue import Waiter, WaitQueue
 from weighbridge_ledger.book.records import DropLease, PutCounter, PutLease, Ticket, Write
-from weighbridge_ledger.book.residents import Resident, Residents
+from weighbridge_ledger.book.residents import Resident, Residents, Stage
 from weighbridge_ledger.book.states import (
     HOST,
     NO_EXTERNAL,
@@ -256,25 +256,21 @@ class BookCore:
         if not listens or pinned:
             self._residents.drop(lease.lease_id)
         else:
-            ripe_at = self._ripe_at(entry)
+            stage = self._stage(entry, now)
+            idle_since = math.inf if stage is Stage.BUSY else entry.idle_since
             self._residents.put(
-                Resident(
-                    lease.lease_id,
-                    lease.charge,
-                    lease.priority,
-                    math.inf if ripe_at is None else entry.idle_since,
-                    entry.resident_until,
-                    ripe_at is not None and ripe_at <= now.monotonic,
-                )
+                Resident(lease.lease_id, lease.charge, lease.priority, idle_since, entry.resident_until, stage)
             )
         self._unsettled = True
         self._schedule(entry)
 
-    def _ripe_at(self, entry: Entry) -> float | None:
-        """From when on it may be asked for anyone; None while it is in use, loading, or not heard of."""
+    def _stage(self, entry: Entry, now: Moment) -> Stage:
+        """How soon it may be asked to vacate."""
         if entry.uses or entry.loading_since is not None or not entry.heard:
-            return None
-        return max(entry.idle_since + self._policy.idle_s, entry.resident_until)
+            return Stage.BUSY
+        if entry.resident_until > now.monotonic:
+            return Stage.YOUNG
+        return Stage.RIPE if entry.idle_since + self._policy.idle_s <= now.monotonic else Stage.SETTLED
 
     def _loaded(self, entry: Entry, now: Moment) -> None:
         """Its engine has finished loading: its minimum residency begins, and the next load may start (rule 22)."""
@@ -303,10 +299,13 @@ class BookCore:
         self._loading.pop(lease_id, None)
         self._loading_on_gpu.pop(lease_id, None)
 
+    def _anything_held(self) -> bool:
+        """Whether somebody may not be loaded somewhere just now."""
+        return bool(self._holds) or (self._ceilings.one_start_at_a_time and bool(self._loading_on_gpu))
+
     def _held(self, claim: Claim, target: Claim) -> Hold | None:
         """Why nothing may be loaded on the cards of a target just now."""
-        devices = devices_of(target, self._ceilings)
-        if self._holds and devices:
+        if self._holds and (devices := devices_of(target, self._ceilings)):
             for device in ("", *devices):
                 if device in self._holds:
                     return self._holds[device]
@@ -468,9 +467,10 @@ class BookCore:
             if entry.loading_since is not None:
                 dues.append(entry.loading_since + self._policy.longest_load_s)
             resident = self._residents.get(lease.lease_id)
-            ripe_at = None if resident is None or resident.ripe else self._ripe_at(entry)
-            if ripe_at is not None:
-                dues.append(ripe_at)
+            if resident is not None and resident.stage is Stage.YOUNG:
+                dues.append(entry.resident_until)
+            elif resident is not None and resident.stage is Stage.SETTLED:
+                dues.append(entry.idle_since + self._policy.idle_s)
         return min(dues, default=None)
 
 

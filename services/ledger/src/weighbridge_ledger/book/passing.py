@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weighbridge_ledger.book.charging import NOTHING_USED, Usage, price
+from weighbridge_ledger.book.charging import NOTHING_USED, Rooms, Usage, price
 from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.queue import Waiter, WaitQueue
@@ -83,21 +83,25 @@ def harmed(
     """
     touched = joining.pools.union(joining.occupies)
     shared_limit = machine.ceilings.limit_bytes is not None
-    return tuple(
-        waiter
-        for waiter in blocked
-        if (shared_limit or touched & waiter.pools or touched.intersection(waiter.required.occupies))
-        and isinstance(
-            price_of(
-                waiter,
-                waiter.claim,
-                machine.ceilings,
-                machine.external,
-                machine.settled_for(waiter, joining, leaving),
-            ),
-            Shortage,
-        )
-    )
+    settled, rooms = None, None
+    losers = []
+    for waiter in blocked:
+        if not shared_limit and touched.isdisjoint(waiter.places):
+            continue
+        if waiter.replaces:
+            left = machine.settled_for(waiter, joining, leaving)
+        else:
+            if settled is None or rooms is None:
+                settled = machine.settled_for(waiter, joining, leaving)
+                rooms = Rooms(machine.ceilings, machine.external, settled)
+            if not rooms.may_hold(waiter.claim, waiter.total_bytes):
+                losers.append(waiter)
+                continue
+            left = settled
+        priced = price_of(waiter, waiter.claim, machine.ceilings, machine.external, left)
+        if isinstance(priced, Shortage):
+            losers.append(waiter)
+    return tuple(losers)
 
 
 def may_pass(
@@ -116,22 +120,28 @@ def may_pass(
 
 
 def next_grant(
-    queue: WaitQueue, machine: Machine, held: Callable[[Waiter, Claim], Hold | None], now: float, policy: Policy
+    queue: WaitQueue,
+    machine: Machine,
+    held: Callable[[Waiter, Claim], Hold | None] | None,
+    now: float,
+    policy: Policy,
 ) -> Grant | None:
     """The first waiter in order that fits on some card and harms no protected waiter before it.
 
     Args:
         queue: who waits.
         machine: what is there.
-        held: why nothing may be loaded on a waiter's cards just now; None: nothing keeps it.
+        held: why nothing may be loaded on a waiter's cards just now, or None; None: everything may be loaded anywhere.
         now: a moment of the monotonic clock.
         policy: the numbers.
     """
     blocked: list[Waiter] = []
+    rooms = Rooms(machine.ceilings, machine.external, machine.usage)
     for waiter in queue.head(policy.look_ahead):
-        if not waiter.replaces:
+        wanted = waiter.lease.claim if waiter.floating else waiter.claim
+        if rooms.may_hold(wanted, waiter.total_bytes) and not waiter.replaces:
             for target, charge in fitting(waiter, machine):
-                if held(waiter, target) is not None:
+                if held is not None and held(waiter, target) is not None:
                     continue
                 if not queue.in_view(charge.pools, waiter.key, policy.look_ahead):
                     continue
@@ -139,7 +149,7 @@ def next_grant(
                 if passed is not None:
                     return Grant(waiter, target, charge, passed)
         # Who waits for a device to get well does not keep memory from others meanwhile, whether or not there is room.
-        hold = held(waiter, waiter.claim)
+        hold = None if held is None else held(waiter, waiter.claim)
         if hold is None or not hold.lasts:
             blocked.append(waiter)
     return None
@@ -148,7 +158,7 @@ def next_grant(
 def fitting(waiter: Waiter, machine: Machine) -> list[tuple[Claim, Charge]]:
     """The ways in which a waiter fits now, best first: on any card if it names none, else on its target (rule 17)."""
     claim = waiter.lease.claim
-    if claim.floating:
+    if waiter.floating:
         targets = list(placements(claim, machine.ceilings, machine.external, machine.usage))
     else:
         targets = [waiter.claim]

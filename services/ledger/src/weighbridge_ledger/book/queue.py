@@ -44,6 +44,17 @@ class Waiter:
     """The leases that were asked to vacate for it, in the order of asking."""
     asked_until: float = -1.0
     """Its reclaim is in flight until then (rule 16)."""
+    total_bytes: int = field(init=False)
+    """All that it requires, on whichever cards."""
+    floating: bool = field(init=False)
+    """Whether it takes whichever card fits (rule 17)."""
+    places: frozenset[str] = frozenset()
+    """The pools and the devices that its target is on; kept by the queue."""
+
+    def __post_init__(self) -> None:
+        # Read for each of those who wait whenever something happens, and the same for its whole life.
+        self.total_bytes = self.lease.claim.total_bytes
+        self.floating = self.lease.claim.floating
 
     @property
     def sequence(self) -> int:
@@ -63,6 +74,9 @@ class WaitQueue:
         self._waiters: dict[int, Waiter] = {}
         self._order: list[Key] = []
         self._by_pool: dict[str, list[Key]] = {}
+        self._head: tuple[int, list[Waiter]] | None = None
+        """The last answer of `head` and the look-ahead of it, until somebody enters or leaves it."""
+        self._waiting_at: dict[str, int] = {}
         self.awaited = Usage()
         """The required bytes of all who wait."""
 
@@ -74,18 +88,33 @@ class WaitQueue:
 
     def add(self, waiter: Waiter) -> None:
         """Insert by level and sequence; a retried claim takes its old place again."""
+        key = waiter.key
+        waiter.places = waiter.pools.union(waiter.required.occupies)
         self._waiters[waiter.sequence] = waiter
-        insort(self._order, waiter.key)
+        insort(self._order, key)
         for pool in waiter.pools:
-            insort(self._by_pool.setdefault(pool, []), waiter.key)
+            ordered = self._by_pool.setdefault(pool, [])
+            at = bisect_left(ordered, key)
+            ordered.insert(at, key)
+            self._changed(at)
+        for place in waiter.places:
+            self._waiting_at[place] = self._waiting_at.get(place, 0) + 1
         self.awaited.add(waiter.required)
 
     def remove(self, sequence: int) -> Waiter:
         """Take one out. KeyError if it does not wait."""
         waiter = self._waiters.pop(sequence)
-        _discard(self._order, waiter.key)
+        key = waiter.key
+        del self._order[bisect_left(self._order, key)]
         for pool in waiter.pools:
-            _discard(self._by_pool[pool], waiter.key)
+            ordered = self._by_pool[pool]
+            at = bisect_left(ordered, key)
+            del ordered[at]
+            self._changed(at)
+        for place in waiter.places:
+            self._waiting_at[place] -= 1
+            if not self._waiting_at[place]:
+                del self._waiting_at[place]
         self.awaited.remove(waiter.required)
         return waiter
 
@@ -103,14 +132,20 @@ class WaitQueue:
         return all(bisect_left(self._by_pool.get(pool, ()), key) < look_ahead for pool in pools)
 
     def head(self, look_ahead: int) -> list[Waiter]:
-        """The first `look_ahead` waiters of every pool, in order."""
-        seen: set[Key] = set()
-        for keys in self._by_pool.values():
-            seen.update(keys[:look_ahead])
-        return [self._waiters[sequence] for _, sequence in sorted(seen)]
+        """The first `look_ahead` waiters of every pool, in order. Not to be changed; it stays as it is when the queue
+        changes."""
+        if self._head is None or self._head[0] != look_ahead:
+            seen: set[Key] = set()
+            for keys in self._by_pool.values():
+                seen.update(keys[:look_ahead])
+            self._head = look_ahead, [self._waiters[sequence] for _, sequence in sorted(seen)]
+        return self._head[1]
 
+    def all_served(self, places: set[str]) -> bool:
+        """Whether everybody waits at one of `places`."""
+        return self._waiting_at.keys() <= places
 
-def _discard(ordered: list[Key], value: Key) -> None:
-    at = bisect_left(ordered, value)
-    if at < len(ordered) and ordered[at] == value:
-        del ordered[at]
+    def _changed(self, at: int) -> None:
+        """Somebody came or went at this place of a pool."""
+        if self._head is not None and at < self._head[0]:
+            self._head = None

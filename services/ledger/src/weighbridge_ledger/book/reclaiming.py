@@ -14,9 +14,6 @@ from weighbridge_ledger.book.residents import Resident
 from weighbridge_ledger.book.states import Charge, Claim, External, Moment
 from weighbridge_ledger.book.victims import Candidate, choose
 
-EVERYWHERE = "*"
-"""The person's limit as a pool: it lies over all of them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -59,13 +56,13 @@ class ReclaimCore(BookCore):
             hold = self._held(waiter.lease.claim, waiter.claim)
             if hold is not None and hold.lasts:
                 continue
-            places = waiter.pools.union(waiter.required.occupies)
-            if self._ceilings.limit_bytes is not None:
-                places |= {EVERYWHERE}
-            is_first = served.isdisjoint(places)
-            served |= places
+            is_first = served.isdisjoint(waiter.places)
+            served |= waiter.places
             if is_first and hold is None:
                 self._reclaim_for(waiter, now)
+            # The person's limit is like a pool that all share.
+            if self._ceilings.limit_bytes is not None or self._queue.all_served(served):
+                return
 
     def _reclaim_for(self, waiter: Waiter, now: Moment) -> None:
         base = self._machine().settled_for(waiter)
@@ -73,7 +70,7 @@ class ReclaimCore(BookCore):
             self._ask_replaced(waiter, now)
             return
         plan = self._plan(self._demand_of(waiter, waiter.claim, base, now), now)
-        if plan is None and waiter.lease.claim.floating and not passing.protected(waiter, now.monotonic, self._policy):
+        if plan is None and waiter.floating and not passing.protected(waiter, now.monotonic, self._policy):
             # Another card, where asking helps, is worth more than the one where least is missing.
             for target in placements(waiter.lease.claim, self._ceilings, self._external, base):
                 plan = self._plan(self._demand_of(waiter, target, base, now), now)
@@ -163,7 +160,7 @@ class ReclaimCore(BookCore):
 
     def _candidates(self, demand: Demand, places: Iterable[str], now: Moment) -> Iterator[Candidate]:
         if demand.staged or demand.patient:
-            residents = self._residents.staged(places, demand.level, now.monotonic)
+            residents = self._residents.staged(places, demand.level)
         else:
             residents = self._residents.ripe(places, demand.level)
         for resident in residents:

@@ -1,6 +1,7 @@
-"""Who could be asked to vacate: active, unpinned holders by recency, with sums, so that finding out that asking would
-not help takes no look at each of them (rules 19, 20)."""
+"""Who could be asked to vacate: active, unpinned holders by recency, with sums, so that neither finding out that asking
+would not help nor finding those who help takes a look at each of them (rules 19, 20)."""
 
+import enum
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,23 @@ from heapq import merge
 
 from weighbridge_ledger.book.charging import Usage
 from weighbridge_ledger.book.states import Charge
+
+
+class Stage(enum.Enum):
+    """How soon a holder may be asked."""
+
+    RIPE = enum.auto()
+    """Idle long enough, and past its minimum residency: for anyone."""
+    SETTLED = enum.auto()
+    """Idle, and past its minimum residency: for a claim that is protected."""
+    YOUNG = enum.auto()
+    """Idle, and not past it."""
+    BUSY = enum.auto()
+    """In use, loading, or not heard of."""
+
+
+_NOW_IF_PROTECTED = (Stage.RIPE, Stage.SETTLED)
+_LATER = (Stage.YOUNG, Stage.BUSY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +40,13 @@ class Resident:
     """Since when it is idle, on the monotonic clock; infinite while it is in use, loading, or not heard of."""
     resident_until: float
     """The end of its minimum residency."""
-    ripe: bool
-    """Idle long enough, and past its minimum residency: it may be asked for anyone."""
+    stage: Stage
+    """As it was when it was put in: to be put in again when that changes."""
+
+    @property
+    def ripe(self) -> bool:
+        """Whether it may be asked for anyone."""
+        return self.stage is Stage.RIPE
 
     def may_be_asked(self, now: float) -> bool:
         """Whether it may be asked for a claim that is protected: idle for any time, and past its minimum residency."""
@@ -31,13 +54,13 @@ class Resident:
 
 
 class Residents:
-    """The holders that may be asked, by pool and recency. Devices that a lease is on without bytes count as pools."""
+    """The holders that may be asked, by pool, priority, stage and recency. Devices that a lease is on without bytes are
+    pools too."""
 
     def __init__(self) -> None:
         self._known: dict[str, Resident] = {}
-        self._by_pool: dict[str, list[tuple[float, str]]] = {}
+        self._ordered: dict[tuple[str, int, Stage], list[tuple[float, str]]] = {}
         self._sums: dict[tuple[int, bool], Usage] = {}
-        self._ripe_count = 0
 
     def get(self, lease_id: str) -> Resident | None:
         """One of them."""
@@ -52,9 +75,9 @@ class Residents:
             self.drop(resident.lease_id)
         self._known[resident.lease_id] = resident
         for pool in _places(resident.charge):
-            insort(self._by_pool.setdefault(pool, []), (resident.last_use, resident.lease_id))
+            ordered = self._ordered.setdefault((pool, resident.priority, resident.stage), [])
+            insort(ordered, (resident.last_use, resident.lease_id))
         self._sum(resident).add(resident.charge)
-        self._ripe_count += resident.ripe
 
     def drop(self, lease_id: str) -> None:
         """Take one out. Unknown: nothing happens."""
@@ -63,45 +86,34 @@ class Residents:
             return
         key = (resident.last_use, lease_id)
         for pool in _places(resident.charge):
-            ordered = self._by_pool[pool]
+            ordered = self._ordered[pool, resident.priority, resident.stage]
             del ordered[bisect_left(ordered, key)]
         self._sum(resident).remove(resident.charge)
-        self._ripe_count -= resident.ripe
 
     def without(self, usage: Usage, level: int, *, ripe_only: bool) -> Usage:
         """What would be charged if everyone vacated who may be asked at `level`, at once or (not `ripe_only`) later."""
+        left = usage.copy()
         for (priority, ripe), sums in self._sums.items():
             if priority <= level and (ripe or not ripe_only):
-                usage = usage.less(sums)
-        return usage
+                left.take_out(sums)
+        return left
 
     def ripe(self, pools: Iterable[str], level: int) -> Iterator[Resident]:
         """Those who may be asked for anyone, least recently used first."""
-        left = self._ripe_count
-        for resident in self._in_order(pools):
-            if left == 0 or resident.last_use == math.inf:
-                return
-            if resident.ripe:
-                left -= 1
-                if resident.priority <= level:
-                    yield resident
+        return self._in_order(pools, level, (Stage.RIPE,))
 
-    def staged(self, pools: Iterable[str], level: int, now: float) -> Iterator[Resident]:
+    def staged(self, pools: Iterable[str], level: int) -> Iterator[Resident]:
         """Those who may be asked for a protected claim, least recently used first: at once, and then those who may be
         asked later. The young among the idle ones come in the order of their use, whichever they are."""
         pools = tuple(pools)
-        for resident in self._in_order(pools):
-            if resident.last_use == math.inf:
-                break
-            if resident.priority <= level and resident.resident_until <= now:
-                yield resident
-        for resident in self._in_order(pools):
-            if resident.priority <= level and not resident.may_be_asked(now):
-                yield resident
+        yield from self._in_order(pools, level, _NOW_IF_PROTECTED)
+        yield from self._in_order(pools, level, _LATER)
 
-    def _in_order(self, pools: Iterable[str]) -> Iterator[Resident]:
+    def _in_order(self, pools: Iterable[str], level: int, stages: tuple[Stage, ...]) -> Iterator[Resident]:
+        priorities = {priority for priority, _ in self._sums if priority <= level}
+        keys = [(pool, priority, stage) for pool in pools for priority in priorities for stage in stages]
         last = ""
-        for _, lease_id in merge(*(self._by_pool.get(pool, ()) for pool in pools)):
+        for _, lease_id in merge(*(self._ordered[key] for key in keys if key in self._ordered)):
             if lease_id != last:  # the same key in several pools comes out in a row
                 last = lease_id
                 yield self._known[lease_id]

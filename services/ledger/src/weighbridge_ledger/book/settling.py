@@ -8,7 +8,7 @@ from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.reclaiming import ReclaimCore
 from weighbridge_ledger.book.records import DropTicket, PutTicket
-from weighbridge_ledger.book.states import Charge, Claim, Lease, Moment
+from weighbridge_ledger.book.states import Charge, Claim, Hold, Lease, Moment
 
 
 class SettlingCore(ReclaimCore):
@@ -21,12 +21,12 @@ class SettlingCore(ReclaimCore):
             if not len(self._queue):
                 return
             for waiter in self._queue.head(self._policy.look_ahead):
-                if waiter.lease.claim.floating:
+                if waiter.floating:
                     self._aim_anew(waiter, now)
             grant = passing.next_grant(
                 self._queue,
                 self._machine(),
-                lambda waiter, target: self._held(waiter.lease.claim, target),
+                self._held_for if self._anything_held() else None,
                 now.monotonic,
                 self._policy,
             )
@@ -38,6 +38,9 @@ class SettlingCore(ReclaimCore):
                 careful = self._queue.get(sequence)
                 if careful is not None and not self._may_go_on_waiting(careful, now):
                     self._unqueue(careful, ReleaseCause.WOULD_WAIT_FOR_USE, now)
+
+    def _held_for(self, waiter: Waiter, target: Claim) -> Hold | None:
+        return self._held(waiter.lease.claim, target)
 
     def _grant_waiting(self, grant: passing.Grant, now: Moment) -> None:
         waiter = grant.waiter
@@ -75,7 +78,7 @@ class SettlingCore(ReclaimCore):
         claim = waiter.lease.claim
         floating = placements(claim, self._ceilings, self._external, settled)
         ahead = [other for other in self._queue.head(self._policy.look_ahead) if other.key < waiter.key]
-        for target in floating if claim.floating else (waiter.claim,):
+        for target in floating if waiter.floating else (waiter.claim,):
             charge = passing.price_of(waiter, target, self._ceilings, self._external, settled)
             if (
                 isinstance(charge, Charge)
