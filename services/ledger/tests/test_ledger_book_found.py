@@ -5,6 +5,7 @@ from weighbridge_ledger.book import (
     Ask,
     Ceilings,
     Claim,
+    Credential,
     Hold,
     LeaseState,
     Policy,
@@ -62,6 +63,20 @@ def test_a_claim_larger_than_its_card_asks_on_the_host_for_what_spills(new_world
     assert world.state(lease) is VACATING
     world.release(lease, secret)
     assert world.book.view(waiting.lease_id).lease.charge.spilled == (("a", 2),)
+
+
+def test_a_reclaim_is_in_flight_for_as_long_as_a_standstill_made_it(new_world) -> None:
+    """Those who were asked got their time again, the waiter's protection did not: what they left was given away."""
+    world = new_world(6)
+    lease, secret = world.active(1, 1)
+    claim = Ask("", world.process(1), Claim(6), replaces=Credential(lease, secret))
+    waiting = world.book.admit(claim, world.now).lease
+    assert world.state(lease) is VACATING
+    world.pass_time(20)
+    world.stand_still(20)
+    world.book.tick(world.now)
+    assert world.book.asked_for(waiting.lease_id) == ((lease,), 70)
+    assert world.admit(3, 2).lease.state is QUEUED
 
 
 def test_who_waits_for_an_unwell_device_keeps_no_memory_from_others(new_world) -> None:

@@ -102,6 +102,10 @@ class TimedCore(SettlingCore):
                 self._extend(entry, now)
         for waiter in self._queue:
             waiter.deadline += gap
+            # Its reclaim is in flight for as long as those who were asked now have.
+            asked = (self._entries[one] for one in waiter.asked if one in self._entries)
+            deadlines = [entry.vacate_deadline for entry in asked if entry.vacate_deadline and not entry.overdue]
+            waiter.asked_until = max((waiter.asked_until, *deadlines))
 
     def _extend(self, entry: Entry, now: Moment) -> None:
         if entry.lease.state is LeaseState.GRANTED:
