@@ -3,14 +3,18 @@
 import pytest
 from sd_data import GIB, MIB, facts, model_of
 from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
+from weighbridge_fit.claim import Claim, DeviceClaim, claim_for
 from weighbridge_fit.families.sd import SdFamily
-from weighbridge_fit.lines import Phase, Range
+from weighbridge_fit.lines import Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.observed import Observed, sharpen
 from weighbridge_fit.planning import answer
-from weighbridge_fit.plans.sd.options import SdRequest
+from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.sd.options import SdRequest, backend_of
 from weighbridge_fit.plans.sd.pools import media_pool
 from weighbridge_fit.verdict import Verdict
+from weighbridge_fit.wire.answer import claim_message
+from weighbridge_proto.fit.v1 import plan_pb2
 
 SD = SdFamily()
 CARD = (DeviceCeiling("0", Ceiling(24 * GIB, 24 * GIB)),)
@@ -23,29 +27,73 @@ def machine(pool: Pool, platform: str = "", devices: tuple[DeviceCeiling, ...] |
 
 
 @pytest.mark.parametrize(
-    ("pool", "platform", "cuda", "expected"),
+    ("pool", "platform", "backend", "expected"),
     [
         # Metal on Apple Silicon, the processor on Intel Macs, whatever the machine is said to be.
-        (Pool.UNIFIED, "darwin/arm64", False, Pool.UNIFIED),
-        (Pool.CPU, "darwin/arm64", False, Pool.UNIFIED),
-        (Pool.UNIFIED, "darwin/x86_64", False, Pool.CPU),
-        (Pool.DISCRETE, "darwin/x86_64", False, Pool.CPU),
-        # Windows on Arm computes on the processor unless the build is CUDA's.
-        (Pool.DISCRETE, "windows/arm64", False, Pool.CPU),
-        (Pool.UNIFIED, "win32/arm64", False, Pool.CPU),
-        (Pool.UNIFIED, "windows/arm64", True, Pool.UNIFIED),
-        (Pool.DISCRETE, "windows/arm64", True, Pool.DISCRETE),
+        (Pool.UNIFIED, "darwin/arm64", "", Pool.UNIFIED),
+        (Pool.CPU, "darwin/arm64", "metal", Pool.UNIFIED),
+        (Pool.UNIFIED, "darwin/x86_64", "", Pool.CPU),
+        (Pool.DISCRETE, "darwin/x86_64", "metal", Pool.CPU),
+        # Windows on Arm computes on the processor unless the build is for a GPU.
+        (Pool.DISCRETE, "windows/arm64", "", Pool.CPU),
+        (Pool.UNIFIED, "win32/arm64", "", Pool.CPU),
+        (Pool.UNIFIED, "windows/arm64", "cuda", Pool.UNIFIED),
+        (Pool.DISCRETE, "windows/arm64", "cuda", Pool.DISCRETE),
         # Elsewhere by the kind of the machine.
-        (Pool.DISCRETE, "windows/x86_64", False, Pool.DISCRETE),
-        (Pool.DISCRETE, "linux/x86_64", False, Pool.DISCRETE),
-        (Pool.UNIFIED, "linux/aarch64", False, Pool.UNIFIED),
-        (Pool.CPU, "linux/x86_64", False, Pool.CPU),
-        (Pool.DISCRETE, "", False, Pool.DISCRETE),
-        (Pool.UNIFIED, "", False, Pool.UNIFIED),
+        (Pool.DISCRETE, "windows/x86_64", "", Pool.DISCRETE),
+        (Pool.DISCRETE, "linux/x86_64", "", Pool.DISCRETE),
+        (Pool.UNIFIED, "linux/aarch64", "", Pool.UNIFIED),
+        (Pool.CPU, "linux/x86_64", "", Pool.CPU),
+        (Pool.DISCRETE, "", "", Pool.DISCRETE),
+        (Pool.UNIFIED, "", "", Pool.UNIFIED),
+        # A build for the processor computes there, whatever else there is.
+        (Pool.DISCRETE, "linux/x86_64", "cpu", Pool.CPU),
+        (Pool.UNIFIED, "darwin/arm64", "cpu", Pool.CPU),
+        (Pool.UNIFIED, "linux/aarch64", "CPU", Pool.CPU),
+        # One for a GPU finds none on a machine without.
+        (Pool.CPU, "linux/x86_64", "vulkan", Pool.CPU),
+        (Pool.DISCRETE, "linux/x86_64", "vulkan", Pool.DISCRETE),
+        (Pool.DISCRETE, "linux/x86_64", "hip", Pool.DISCRETE),
     ],
 )
-def test_the_pool_by_platform_and_machine(pool: Pool, platform: str, cuda: bool, expected: Pool) -> None:
-    assert media_pool(machine(pool, platform), cuda) is expected
+def test_the_pool_by_platform_machine_and_build(pool: Pool, platform: str, backend: str, expected: Pool) -> None:
+    made = SD.plan(model_of("sd15"), SdRequest(backend=backend), machine(pool, platform))
+    assert made.shape.text().startswith(f"sd;pool={expected.value.lower()};")
+    assert media_pool(machine(pool, platform), backend_of(SdRequest(backend=backend))) is expected
+
+
+def test_a_build_that_nobody_makes_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(PlanError, match="cpu, cuda, hip, metal") as caught:
+        SD.plan(model_of("sd15"), SdRequest(backend="cudaa"), machine(Pool.CPU))
+    assert (caught.value.reason, caught.value.field) == ("INVALID_OPTION", "options.sd.backend")
+
+
+def test_what_fit_was_set_to_counts_where_the_request_does_not_say() -> None:
+    def pool(family: SdFamily, said: str | None) -> str:
+        options = plan_pb2.EngineOptions(sd=plan_pb2.SdOptions(backend=said))
+        made = family.plan(model_of("sd15"), family.request(plan_pb2.Workload(), options), machine(Pool.DISCRETE))
+        assert family.options(made).sd.backend == (said or family_backend)
+        return made.shape.text().partition(";size")[0]
+
+    family_backend = "cpu"
+    assert pool(SdFamily("cpu"), None) == "sd;pool=cpu"
+    assert pool(SdFamily("cpu"), "cuda") == "sd;pool=discrete"
+    family_backend = ""
+    assert pool(SdFamily(), None) == "sd;pool=discrete"
+    assert pool(SdFamily(), "cpu") == "sd;pool=cpu"
+
+
+def test_what_computes_on_the_processor_says_so_in_its_claim() -> None:
+    """On unified memory, exclusive use of the GPU and its health do not concern it."""
+
+    def claim(backend: str) -> Claim:
+        asked = SdRequest(backend=backend)
+        return answer(SD, model_of("sd15"), asked, machine(Pool.UNIFIED, "darwin/arm64")).claim
+
+    assert claim("cpu").cpu_only
+    assert not claim("metal").cpu_only
+    assert not claim("").cpu_only
+    assert claim_message(claim("cpu"), Source.DERIVED).cpu_only
 
 
 def test_a_machine_said_to_have_cards_and_without_any_computes_on_the_cpu() -> None:
@@ -137,6 +185,51 @@ def test_a_claim_that_the_card_holds_is_the_peak() -> None:
     assert made.assessment.verdict is Verdict.RUNS
     assert made.claim.devices[0].required_bytes == made.requirement.device_peak.expected
     assert made.claim.host_bytes == made.requirement.host.expected < GIB
+
+
+# The reference system's rule: unified and cpu pools claim the requirement unchanged; on a card
+# gpu = min(max(peak, weights), card) and all = max(all, gpu).
+
+KLEIN_WEIGHTS, KLEIN_PEAK, LAPTOP_CARD = int(4.9 * GIB), int(9.4 * GIB), 12 * GIB
+"""FLUX.2 klein at 1024 x 1024 on an RTX 5070 Ti Laptop (Vulkan, 2026-10-25)."""
+
+
+def klein(on_card: bool) -> Requirement:
+    buffer = KLEIN_PEAK - KLEIN_WEIGHTS
+    return requirement(
+        (
+            Line("weights", Phase.RESIDENT, Range.exactly(KLEIN_WEIGHTS), Source.DERIVED, "-", on_device=on_card),
+            Line("working_buffer", Phase.DENOISE, Range.exactly(buffer), Source.MEASURED, "-", on_device=on_card),
+            Line("process", Phase.RESIDENT, Range.exactly(GIB // 10), Source.MEASURED, "-"),
+        )
+    )
+
+
+def claimed(card: int) -> Claim:
+    devices = (DeviceCeiling("0", Ceiling(card, card)),)
+    return claim_for(klein(on_card=True), machine(Pool.DISCRETE, devices=devices), Verdict.RUNS)
+
+
+def test_a_renders_claim_is_its_peak_and_not_its_weights() -> None:
+    """A claim of the 4.9 GiB of weights let a chat model stay, and the render died at its first step."""
+    made = claimed(LAPTOP_CARD)
+    assert made.devices == (DeviceClaim("", KLEIN_PEAK),)
+    chat_model = 4 * GIB
+    assert KLEIN_WEIGHTS + chat_model < LAPTOP_CARD < made.devices[0].required_bytes + chat_model
+    assert made.host_bytes == GIB // 10
+
+
+def test_a_peak_beyond_the_card_claims_the_card_and_leaves_the_rest_to_the_host() -> None:
+    made = claimed(8 * GIB)
+    assert made.devices == (DeviceClaim("", 8 * GIB),)
+    assert made.host_bytes == GIB // 10 + KLEIN_PEAK - 8 * GIB
+
+
+@pytest.mark.parametrize("pool", [Pool.UNIFIED, Pool.CPU])
+def test_one_memory_is_claimed_as_required(pool: Pool) -> None:
+    needed = klein(on_card=False)
+    made = claim_for(needed, machine(pool), Verdict.RUNS)
+    assert (made.host_bytes, made.devices) == (KLEIN_PEAK + GIB // 10, ())
 
 
 def test_the_largest_of_several_cards_decides() -> None:

@@ -18,11 +18,13 @@ class DeviceClaim:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Host bytes asked for: required, and optional on top from what is left over; and bytes on cards beside them."""
+    """Host bytes asked for: required, and optional on top from what is left over; and bytes on cards beside them.
+    `cpu_only`: it computes on the processor, so that nobody's exclusive use of a shared GPU concerns it."""
 
     host_bytes: int
     optional_host_bytes: int
     devices: tuple[DeviceClaim, ...] = ()
+    cpu_only: bool = False
 
 
 def claim_for(requirement: Requirement, capacity: Capacity, verdict: Verdict) -> Claim:

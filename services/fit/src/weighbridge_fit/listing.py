@@ -17,7 +17,7 @@ from weighbridge_fit.catalog.installed import Installed
 from weighbridge_fit.catalog.resolve import has_facts, known_by_sizes
 from weighbridge_fit.catalog.shelf import Shelf
 from weighbridge_fit.errors import WeightError
-from weighbridge_fit.families.registry import recognise
+from weighbridge_fit.families.registry import ALL, Families, recognise
 from weighbridge_fit.lines import Source
 from weighbridge_fit.model import Model
 from weighbridge_fit.off_loop import AbandonedError
@@ -42,6 +42,7 @@ async def fit_on(
     quality: Tier,
     capacity: Capacity,
     run: Callable[[Callable[[], pb.ModelFit]], Awaitable[pb.ModelFit]],
+    among: Families = ALL,
 ) -> pb.ModelFit:
     """The fit of an entry at its default workload, images at a quality tier. What cannot be priced is UNKNOWN. `run`
     does the pricing where the event loop need not wait for it."""
@@ -52,7 +53,7 @@ async def fit_on(
         failed = malformed(error).failure
         made = guess(known_by_sizes(entry).facts, capacity, failed.message, failed.reason)
         return _message(entry, made, plan_pb2.Workload(), here)
-    return await run(partial(fit_of, entry, model, quality, capacity, here))
+    return await run(partial(fit_of, entry, model, quality, capacity, here, among))
 
 
 def fit_of(
@@ -61,10 +62,11 @@ def fit_of(
     quality: Tier,
     capacity: Capacity,
     here: Installed | None = None,
+    among: Families = ALL,
 ) -> pb.ModelFit:
     """The fit of a model that was read. Raises nothing but AbandonedError."""
     try:
-        return _fit_of(entry, model, quality, capacity, here)
+        return _fit_of(entry, model, quality, capacity, here, among)
     except AbandonedError:
         raise
     except Exception:
@@ -80,8 +82,9 @@ def _fit_of(
     quality: Tier,
     capacity: Capacity,
     here: Installed | None,
+    among: Families,
 ) -> pb.ModelFit:
-    family = recognise(model)
+    family = recognise(model, among)
     why = unrecognised(model)
     if family is not None:
         tier = quality if entry.use is Use.IMAGE else plan_pb2.QUALITY_TIER_UNSPECIFIED

@@ -65,7 +65,8 @@ def answer(
         assessment = replace(assessment, help=family.advise(model, request, capacity, made, needed))
     measured = observed is not None and observed.count >= ENOUGH
     source = Source.MEASURED if measured else _source(needed)
-    return Answer(made, needed, assessment, claim_for(needed, capacity, assessment.verdict), source)
+    claim = replace(claim_for(needed, capacity, assessment.verdict), cpu_only=made.cpu_only)
+    return Answer(made, needed, assessment, claim, source)
 
 
 def _source(needed: Requirement) -> Source:

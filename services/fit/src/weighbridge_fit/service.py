@@ -10,6 +10,7 @@ from weighbridge_proto.fit.v1 import fit_service_pb2_grpc
 from weighbridge_fit.asking import ModelDesk
 from weighbridge_fit.catalog.shelf import Shelf
 from weighbridge_fit.catalog.store import Catalogue
+from weighbridge_fit.families.registry import families
 from weighbridge_fit.ledger_client import LedgerClient
 from weighbridge_fit.models_root import ModelsRoot
 from weighbridge_fit.reading import HeaderReader
@@ -50,6 +51,6 @@ async def build(context: ServerContext) -> FitService:
     catalogue = Catalogue(weighbridge_catalog.MODELS, settings.own_manifests())
     shelf = Shelf(catalogue, reader, root, folder)
     ledger = LedgerClient(channel, settings.ledger_timeout_s)
-    servicer = FitServicer(ModelDesk(reader, shelf), shelf, ledger)
+    servicer = FitServicer(ModelDesk(reader, shelf), shelf, ledger, families(settings.assumed_sd_backend()))
     context.add(fit_service_pb2_grpc.add_FitServiceServicer_to_server, servicer)
     return FitService(channel)

@@ -22,7 +22,7 @@ from weighbridge_fit.catalog.resolve import has_facts
 from weighbridge_fit.catalog.shelf import Shelf
 from weighbridge_fit.catalog.store import Snapshot
 from weighbridge_fit.families.family import Family
-from weighbridge_fit.families.registry import family_of, recognise
+from weighbridge_fit.families.registry import ALL, Families, family_of, recognise
 from weighbridge_fit.ledger_client import LedgerClient
 from weighbridge_fit.listing import fit_on
 from weighbridge_fit.model import Model
@@ -66,8 +66,9 @@ _log = structlog.get_logger(__name__)
 class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     """See the contract. Holds no state between calls."""
 
-    def __init__(self, desk: ModelDesk, shelf: Shelf, ledger: LedgerClient) -> None:
+    def __init__(self, desk: ModelDesk, shelf: Shelf, ledger: LedgerClient, families: Families = ALL) -> None:
         self._desk = desk
+        self._families = families
         self._shelf = shelf
         self._ledger = ledger
         self._pricing = Threads(MOST_PRICINGS)
@@ -114,7 +115,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
     ) -> pb.PlanModelResponse:
         capacity = await self._ledger.capacity(machine)
         kind = workload_kind(request.workload, request.options)
-        family = await self._pricing.run(partial(_family, engine, model, kind))
+        family = await self._pricing.run(partial(_family, engine, model, kind, self._families))
         why = unrecognised(model)
         if family is None and engine is not None:
             raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", why))
@@ -182,7 +183,7 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         model = await self._desk.model(request.model)
         capacity = await self._ledger.capacity(what_if(request))
         kind = workload_kind(workload, request.options)
-        family = await self._pricing.run(partial(_family, engine, model, kind))
+        family = await self._pricing.run(partial(_family, engine, model, kind, self._families))
         if family is not None and family.workload_name != kind:
             raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "model", OF_ANOTHER_KIND[kind]))
         if family is None:
@@ -224,7 +225,9 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         response = pb.ListFitsResponse(capacity=capacity, next_page_token=token, notes=snapshot.problems)
         for entry in entries:
             response.fits.append(
-                await fit_on(self._shelf, entry, installed, request.quality, ceilings, self._pricing.run)
+                await fit_on(
+                    self._shelf, entry, installed, request.quality, ceilings, self._pricing.run, self._families
+                )
             )
         return response
 
@@ -315,14 +318,14 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
         return entry_message(entry, str(self._shelf.folder_of(entry)), on_disk)
 
 
-def _family(engine: Engine | None, model: Model, kind: str) -> Family | None:
+def _family(engine: Engine | None, model: Model, kind: str, among: Families) -> Family | None:
     """Who plans a model. Raises RequestError for an engine that the catalogue says does not load it."""
     if engine is None:
-        return recognise(model)
+        return recognise(model, among)
     if model.entry is not None and engine not in (model.entry.engine, Engine.GENERIC):
         named = f"{model.entry.catalog_id} is loaded by {model.entry.engine.value}, not by {engine.value}"
         raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", f"{named}."))
-    return family_of(engine, model, kind)
+    return family_of(engine, model, kind, among)
 
 
 def _unsolved(error: PlanError, model: Model) -> RequestError:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import pydantic_settings
 from pydantic import Field
@@ -37,6 +38,13 @@ class FitSettings(ServiceSettings):
     ledger_timeout_s: float = Field(
         default=5.0, gt=0, le=120, description="Seconds that the ledger has to answer when a plan needs it."
     )
+    sd_backend: Literal["auto", "cpu", "cuda", "vulkan", "metal"] = Field(
+        default="auto",
+        description=(
+            "What the sd-server here was built for, where nobody who asks says it; the image engine does, of its own "
+            "binary. auto: Metal on Apple silicon, a build for the GPU where there is one, else the processor."
+        ),
+    )
     ledger_target: str = Field(
         default="",
         validation_alias="WEIGHBRIDGE_LEDGER_TARGET",
@@ -59,6 +67,10 @@ class FitSettings(ServiceSettings):
     def own_manifests(self) -> Path | None:
         """The folder of the user's manifests; None for a user who has no home."""
         return _expanded(self.catalog_folder)
+
+    def assumed_sd_backend(self) -> str:
+        """What sd-server is taken to be built for, "" where the machine decides."""
+        return "" if self.sd_backend == "auto" else self.sd_backend
 
     def ledger_address(self) -> str:
         """The gRPC target of the ledger.

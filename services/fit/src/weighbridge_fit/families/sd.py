@@ -20,9 +20,11 @@ from weighbridge_fit.plans.sd.launch import PART_FLAGS
 from weighbridge_fit.plans.sd.options import SdRequest, SdShape
 from weighbridge_fit.plans.sd.plan import plan
 from weighbridge_fit.plans.sd.profiles import profile_for
+from weighbridge_fit.plans.sd.rendering import SdPlan
 from weighbridge_fit.plans.sd.sizes import Tier, multiple_of, side_range, tier_size
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
 from weighbridge_fit.solving import solve_size
+from weighbridge_fit.wire.rendering import rendering_message
 
 _TIERS = {
     plan_pb2.QUALITY_TIER_DRAFT: Tier.DRAFT,
@@ -36,14 +38,15 @@ _LONGEST_REFERENCE = 4096
 
 
 class SdFamily:
-    """See `families.Family`. `cuda_build`: the sd-server at hand is a CUDA one, which decides on Windows on Arm."""
+    """See `families.Family`. `backend`: what sd-server is taken to be built for where a request does not say; "": it is
+    not known."""
 
     engine = Engine.SD
     options_name = "sd"
     workload_name = "image"
 
-    def __init__(self, cuda_build: bool = False) -> None:
-        self._cuda_build = cuda_build
+    def __init__(self, backend: str = "") -> None:
+        self._backend = backend
 
     def recognises(self, model: Model) -> bool:
         """Whether a model whose engine nobody named is this family's."""
@@ -64,7 +67,7 @@ class SdFamily:
             reference_images=image.reference_images,
             source_images=image.source_images,
             prompt_tokens=image.prompt_tokens,
-            **given,
+            **({"backend": self._backend} | given),
         )
 
     def companions(self, options: plan_pb2.EngineOptions) -> Mapping[str, str]:
@@ -80,7 +83,7 @@ class SdFamily:
     def plan(self, model: Model, request: SdRequest, capacity: Capacity) -> Plan:
         """Plans one model. Raises PlanError."""
         stop_if_abandoned()
-        return plan(model, request, capacity, self._cuda_build)
+        return plan(model, request, capacity)
 
     def advise(
         self, model: Model, request: SdRequest, capacity: Capacity, plan: Plan, requirement: Requirement
@@ -152,11 +155,16 @@ class SdFamily:
             options.tensor_type_rules = shape.tensor_type_rules
         if shape.threads:
             options.threads = shape.threads
+        if shape.backend:
+            options.backend = shape.backend
         return plan_pb2.EngineOptions(sd=options)
 
     def launch(self, plan: Plan) -> plan_pb2.Launch | None:
         """How sd-server is started."""
-        return plan_pb2.Launch(sd=plan_pb2.SdLaunch(arguments=plan.arguments))
+        assert isinstance(plan, SdPlan)
+        return plan_pb2.Launch(
+            sd=plan_pb2.SdLaunch(arguments=plan.arguments, rendering=rendering_message(plan.rendering))
+        )
 
 
 def _set_options(options: plan_pb2.EngineOptions) -> dict[str, Any]:

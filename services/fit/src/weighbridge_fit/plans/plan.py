@@ -39,7 +39,8 @@ class Plan:
     """How one engine would load one model on one machine, and what that costs.
 
     `weight_bytes` are the tensor bytes that load (for progress), `process_bytes` what the process holds beside the
-    model, `arguments` the engine's flags in order (sd and ds4; other engines are told their shape).
+    model, `arguments` the engine's flags in order (sd and ds4; other engines are told their shape), `cpu_only` that it
+    computes on the processor, whatever else the machine has.
     """
 
     engine: Engine
@@ -49,3 +50,4 @@ class Plan:
     process_bytes: int = 0
     notes: tuple[Note, ...] = ()
     arguments: tuple[str, ...] = ()
+    cpu_only: bool = False

@@ -57,6 +57,7 @@ def claim_message(claim: Claim, source: Source) -> requirement_pb2.Claim:
             for device in claim.devices
         ],
         source=_SOURCES[source],
+        cpu_only=claim.cpu_only,
     )
 
 

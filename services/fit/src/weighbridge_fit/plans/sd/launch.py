@@ -40,15 +40,18 @@ FLAGS = frozenset(
         "--vae-on-cpu",
         "--mmap",
         "--threads",
+        "--steps",
     }
 )
 """Every flag that a plan may ask for; spelled as `sd-server --help` of 2026-11 does."""
 
 
-def arguments(shape: SdShape, paths: Mapping[str, str], checkpoint: bool) -> tuple[str, ...]:
-    """The flags that realise a plan, without the program and without what costs no memory (addresses, folders).
+def arguments(shape: SdShape, paths: Mapping[str, str], checkpoint: bool, steps: int = 0) -> tuple[str, ...]:
+    """The flags that realise a plan, without the program and without what only the engine knows (addresses, folders).
 
-    `checkpoint`: the model's own file holds every part. Files that are not on disk are left out.
+    `checkpoint`: the model's own file holds every part. Files that are not on disk are left out. `steps` of a model
+    that was distilled to them, else 0: builds that take a model's steps from the launch alone would make 20 (Krea 2 on
+    master-789 of August 2026).
     """
     made: list[str] = []
     if paths.get(MAIN):
@@ -78,6 +81,8 @@ def arguments(shape: SdShape, paths: Mapping[str, str], checkpoint: bool) -> tup
     )
     if shape.threads:
         made += ["--threads", str(shape.threads)]
+    if steps:
+        made += ["--steps", str(steps)]
     return tuple(made)
 
 

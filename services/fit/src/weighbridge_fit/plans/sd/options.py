@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weighbridge_fit.laws.sd_resident import BLOCKS, Retyping
 from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, BufferOptions, RenderShape, round_up
 from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.sd.pools import Backend
 from weighbridge_fit.plans.sd.profiles import Profile
 from weighbridge_fit.plans.sd.sizes import SideRange, Tier, multiple_of, tier_size
 
@@ -48,13 +49,15 @@ class SdRequest:
     tensor_type_rules: str | None = None
     mmap: bool | None = None
     threads: int | None = None
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SdShape:
     """A workload and options as planned. `tile_px` 0: the engine's own tiles; `threads` 0: its own number; `offload`:
     weights stay in host memory and come to the card when used. `parts` names the further files by digest, because the
-    same diffusion model costs more with a larger text encoder; `pool` is where the engine keeps weights."""
+    same diffusion model costs more with a larger text encoder; `pool` is where the engine keeps weights, and all that
+    `backend`, what its build is for ("": not known), changes."""
 
     architecture: str
     width_px: int
@@ -77,6 +80,7 @@ class SdShape:
     mmap: bool
     threads: int
     pool: str
+    backend: str = ""
     parts: tuple[tuple[str, str], ...] = ()
 
     def text(self) -> str:
@@ -171,8 +175,21 @@ def settle(
         mmap=bool(request.mmap),
         threads=request.threads or 0,
         pool=pool,
+        backend=backend_of(request) or "",
         parts=tuple(sorted(parts.items())),
     )
+
+
+def backend_of(request: SdRequest) -> Backend | None:
+    """What the build is for, None if nobody said. Raises PlanError INVALID_OPTION."""
+    if not request.backend:
+        return None
+    try:
+        return Backend(request.backend.lower())
+    except ValueError:
+        known = ", ".join(Backend)
+        message = f"fit knows no build of sd-server for {request.backend[:40]!r}; it knows {known}."
+        raise PlanError("INVALID_OPTION", "options.sd.backend", message) from None
 
 
 UNKNOWN_CELL_PX = 16

@@ -15,16 +15,17 @@ from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, BufferOptions
 from weighbridge_fit.lines import MAX_BYTES, Line, Phase, Range, Requirement, Source, requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
-from weighbridge_fit.plans.plan import Engine, Plan
+from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.plans.sd.architecture import architecture_of_model
 from weighbridge_fit.plans.sd.buffers import Scratch, scratch_of
 from weighbridge_fit.plans.sd.launch import arguments
 from weighbridge_fit.plans.sd.notes import Situation, notes_for
-from weighbridge_fit.plans.sd.options import SdRequest, SdShape, retyping, settle
+from weighbridge_fit.plans.sd.options import SdRequest, SdShape, backend_of, retyping, settle
 from weighbridge_fit.plans.sd.overhead import overhead_lines
 from weighbridge_fit.plans.sd.parts import PICTURE, TEXT, WHOLE, LoadedPart, missing_parts, parts_of
 from weighbridge_fit.plans.sd.pools import media_pool
 from weighbridge_fit.plans.sd.profiles import profile_for
+from weighbridge_fit.plans.sd.rendering import SdPlan, rendering_of
 from weighbridge_fit.plans.sd.sizes import side_range
 from weighbridge_fit.plans.sd.weights import Held, held_bytes
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
@@ -67,14 +68,14 @@ _COMPONENT_OF = {
 }
 
 
-def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool = False) -> Plan:
+def plan(model: Model, request: SdRequest, capacity: Capacity) -> SdPlan:
     """Plans one model on one machine. Raises PlanError: UNSUPPORTED_ARCHITECTURE, INVALID_OPTION."""
     architecture = architecture_of_model(model)
     parts = parts_of(model, architecture)
     _supported(model, parts, architecture)
     profile = profile_for(model, architecture)
     sides = side_range(model, architecture)
-    pool = media_pool(capacity, cuda_build)
+    pool = media_pool(capacity, backend_of(request))
     digests = {role: facts.model_digest for role, facts in model.companions.items()}
     shape = settle(request, architecture, profile, sides, digests, pool.value.lower())
     card = pool is Pool.DISCRETE
@@ -98,14 +99,17 @@ def plan(model: Model, request: SdRequest, capacity: Capacity, cuda_build: bool 
         raise PlanError("INVALID_OPTION", "workload.image", message)
     card_bytes = capacity.largest_card.ceiling.effective if card else 0
     situation = Situation(model, request, shape, profile, sides, parts, held, architecture, pool, card_bytes, moved)
-    return Plan(
+    checkpoint = _is_checkpoint(model, parts)
+    return SdPlan(
         engine=Engine.SD,
         shape=shape,
         requirement=needed,
         weight_bytes=sum(part.tensor_bytes for part in parts),
         process_bytes=sum(line.bytes.expected for line in needed.lines if line.component == "process"),
+        cpu_only=pool is Pool.CPU,
         notes=notes_for(situation, missing_parts(parts, architecture)),
-        arguments=arguments(shape, model.paths, _is_checkpoint(model, parts)),
+        arguments=arguments(shape, model.paths, checkpoint, profile.steps if profile.distilled else 0),
+        rendering=rendering_of(model, profile, sides, checkpoint),
     )
 
 

@@ -1,6 +1,7 @@
-"""What decides the price of a model beside its weights: data, by catalogue id, else by architecture."""
+"""What a model is launched and asked with beside its weights: data, by catalogue id, else by architecture and file."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -10,13 +11,17 @@ from weighbridge_fit.model import Model
 
 MADE_FOR_SIDE_PX = 1024
 """Side of the pictures that every image model of the last three years was made for."""
+MOST_STEPS = 100
+"""The engine clamps a request's steps to this, silently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Defaults of one model. `architecture` is said where no tensors are known that say it, `related_to` is the nearest
     one with measured buffers where the model's own has none. `tiling_seams`: tiles of its autoencoder leave visible
-    seams. `cfg_scale` None: the engine's default; steps and guidance change no byte."""
+    seams. `cfg_scale` None: the engine's default. `distilled`: trained for just these steps, with which the engine is
+    launched. `img2img`: whether starting from a picture was assessed on sd-server, None if it was not. Steps and
+    guidance change no byte."""
 
     default_side_px: int
     architecture: str = ""
@@ -26,21 +31,53 @@ class Profile:
     tensor_type_rules: str = ""
     steps: int = 20
     cfg_scale: float | None = None
+    distilled: bool = False
+    img2img: bool | None = None
 
 
 def profile_for(model: Model, architecture: str) -> Profile:
-    """The profile of a catalogue model by its id, of any other by its architecture."""
+    """The profile of a catalogue model by its id, of any other by its architecture and, where that tells more, by its
+    file: what its name says, what its tensors lack. A catalogue entry's own word is the last."""
     document = _document()
     entry = model.entry
     values: dict[str, Any] = {**document["default"], **document["architectures"].get(architecture, {})}
+    known = document["models"].get(entry.catalog_id) if entry is not None else None
+    values |= known if known is not None else _variant(model, architecture)
     if entry is not None:
-        values |= document["models"].get(entry.catalog_id, {})
-        if entry.default_side_px:
-            values["default_side_px"] = entry.default_side_px
-        if entry.recommended_steps:
-            values["steps"] = entry.recommended_steps
+        values["default_side_px"] = entry.default_side_px or values["default_side_px"]
+        values["steps"] = entry.recommended_steps or values["steps"]
+        values["cfg_scale"] = entry.guidance or values["cfg_scale"]
     values["default_side_px"] = values["default_side_px"] or MADE_FOR_SIDE_PX
+    values["steps"] = min(values["steps"], MOST_STEPS)
     return Profile(**values)
+
+
+def catalogue_ids() -> tuple[str, ...]:
+    """The models that have a profile of their own."""
+    return tuple(_document()["models"])
+
+
+def _variant(model: Model, architecture: str) -> dict[str, Any]:
+    """What tells models of one architecture apart: the first rule that fits."""
+    name = _file_name(model)
+    for rule in _document()["variants"]:
+        if architecture not in rule.get("architectures", (architecture,)):
+            continue
+        if "without" in rule:
+            tensors = model.facts.tensors
+            if tensors and not any(rule["without"] in fact.name for _, fact in tensors):
+                return dict(rule["values"])
+            continue
+        found = re.search(rule["name"], name, re.IGNORECASE)
+        if found is not None:
+            said = {field: int(number) for field, number in found.groupdict().items()}
+            return {**rule["values"], **said}
+    return {}
+
+
+def _file_name(model: Model) -> str:
+    files = model.entry.main_files() if model.entry is not None else ()
+    return files[0].name if files else model.facts.name
 
 
 @cache

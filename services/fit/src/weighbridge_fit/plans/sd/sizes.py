@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import sqrt
 
+from weighbridge_fit.catalog.entry import PixelRange
 from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, round_up
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.sd.profiles import Profile
@@ -43,15 +44,21 @@ def multiple_of(architecture: str) -> int:
 
 
 def side_range(model: Model, architecture: str) -> SideRange:
-    """The catalogue's ranges, else the engine's."""
-    entry, multiple = model.entry, multiple_of(architecture)
-    width = entry.width if entry else None
-    height = entry.height if entry else None
-    return SideRange(
-        (width.smallest, width.largest) if width else (SMALLEST_SIDE_PX, LARGEST_SIDE_PX),
-        (height.smallest, height.largest) if height else (SMALLEST_SIDE_PX, LARGEST_SIDE_PX),
-        multiple,
-    )
+    """The catalogue's ranges, else the engine's; never more than the architecture has positions for."""
+    entry, multiple, largest = model.entry, multiple_of(architecture), largest_side(architecture)
+
+    def within(said: PixelRange | None) -> tuple[int, int]:
+        return (said.smallest, min(said.largest, largest)) if said else (SMALLEST_SIDE_PX, largest)
+
+    return SideRange(within(entry.width if entry else None), within(entry.height if entry else None), multiple)
+
+
+def largest_side(architecture: str) -> int:
+    """The largest side that an architecture renders, in pixels: SD3 has a table of positions, and the engine's process
+    ends (GGML_ASSERT) where a picture has more rows or columns than that."""
+    known = ARCHITECTURES.get(architecture)
+    rows = known.position_rows * known.token_px if known else 0
+    return min(LARGEST_SIDE_PX, rows) if rows else LARGEST_SIDE_PX
 
 
 def tier_size(profile: Profile, tier: Tier, sides: SideRange, aspect: tuple[int, int] = (1, 1)) -> tuple[int, int]:
