@@ -41,6 +41,6 @@ class EngineSettings(ServiceSettings):
         default="auto",
         description=(
             "End the engine when its lease was not renewed for a whole term. Needed where the ledger cannot see this "
-            "machine's processes (another machine or container). auto: unless the ledger is reached by a Unix socket."
+            "service's processes (another machine or container). auto: as the ledger says with each lease."
         ),
     )

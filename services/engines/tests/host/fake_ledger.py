@@ -37,6 +37,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.resizes = []
         self.unhealthy_s = None
         self.refuse_admit = None
+        self.sees_processes = True
         self.observations = []
         self.observed = []
         self.load_complete = set()
@@ -113,8 +114,9 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         if request.HasField("replaces_lease"):
             self._check(request.replaces_lease.lease_id, request.replaces_lease.secret)
         lease = lease_pb2.Lease(
-            lease_id=uuid.uuid4().hex, state=lease_pb2.LEASE_STATE_QUEUED, holder=request.holder, node_id="node-1"
-        )
+            lease_id=uuid.uuid4().hex, state=lease_pb2.LEASE_STATE_QUEUED, holder=request.holder, node_id="node-1",
+            processes_visible=self.sees_processes,
+        )  # fmt: skip
         lease.purpose.CopyFrom(request.purpose)
         self.leases[lease.lease_id] = lease
         try:

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import grpc
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kill, kinds, until_event
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
@@ -326,15 +327,42 @@ async def test_a_suspect_holder_attaches_again_and_goes_on(run_dir):
         assert kinds(await suite.load_all("a")) == ["ready"]
 
 
-async def test_a_holder_that_the_ledger_cannot_see_fences_itself(run_dir):
-    async with Suite(run_dir, fence_when_silent="on") as suite:
-        suite.ledger.term_s = 0.3
+@pytest.mark.parametrize(("setting", "ledger_sees"), [("auto", False), ("on", True)])
+async def test_a_holder_that_the_ledger_cannot_see_fences_itself(run_dir, setting, ledger_sees):
+    # It would be charged for nothing a while after its term, and whoever is granted its bytes then would share them.
+    async with Suite(run_dir, fence_when_silent=setting) as suite:
+        suite.ledger.term_s, suite.ledger.sees_processes = 0.3, ledger_sees
         call = suite.chat("endless")
         await until_event(call, "delta")
         await suite.stop_ledger()
         assert (await failure_of(call)).reason == "LEASE_LOST"
         await eventually(lambda: not suite.engine_pids)
         await suite.restart_ledger()
+
+
+async def test_a_holder_that_the_ledger_sees_goes_on_without_it(run_dir):
+    time_s = ManualClock()
+    async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=0) as suite:
+        suite.ledger.term_s = 30
+        call = suite.chat("endless")
+        await until_event(call, "delta")
+        hold, tries = suite.host.current.hold, 0
+        attach_once = hold._attach_once
+
+        async def counted():
+            nonlocal tries
+            tries += 1
+            await attach_once()
+
+        hold._attach_once = counted
+        await suite.stop_ledger()
+        time_s.advance(1000)  # long after its term
+        await eventually(lambda: tries == 2)  # the first one failed, and was thought about
+        assert not call.done()
+        await suite.restart_ledger()
+        await eventually(lambda: suite.ledger.attached == 1)
+        assert not call.done()
+        call.cancel()
 
 
 async def test_a_chat_is_content_with_whatever_shape_is_loaded(run_dir):

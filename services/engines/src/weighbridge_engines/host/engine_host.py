@@ -370,9 +370,12 @@ class EngineHost:
         await first_of(trouble, vacate)
         if vacate.done() and not trouble.done():
             _log.info("vacating", lease_id=residency.hold.lease_id, reason=vacate.result().reason)
-            self.end(residency, Ending("REPLACED" if residency is self._replaced else "VACATED"))
+            self._end_vacated(residency)
         await first_of(trouble)
         self._end_in_trouble(residency, trouble.result())
+
+    def _end_vacated(self, residency: Residency) -> "asyncio.Task[None]":
+        return self.end(residency, Ending("REPLACED" if residency is self._replaced else "VACATED"))
 
     def _end_in_trouble(self, residency: Residency, trouble: Trouble) -> None:
         if trouble.is_crash:
@@ -383,7 +386,7 @@ class EngineHost:
     async def leave_ending(self, residency: Residency) -> None:
         """End a model whose lease takes no new use, and return when it has ended."""
         if self._current is residency:  # else it ended while the ledger was asked
-            await asyncio.shield(self.end(residency, Ending("VACATED")))
+            await asyncio.shield(self._end_vacated(residency))
 
     async def unload(self, force: bool) -> Residency | None:
         """Stop loads in progress and end what is loaded; returns what that was."""

@@ -49,13 +49,13 @@ class LeasePolicy:
         patience_s: how long a use waits for a ledger that does not answer.
         call_timeout_s: deadline of one call to the ledger; each is answered in milliseconds or not at all.
         fences_itself: end the engine when nothing was renewed for a term (ledger rule 12: the ledger cannot see our
-            processes, and gives the bytes away after term and grace).
+            processes, and gives the bytes away after term and grace); None: if the ledger says that this is so.
     """
 
     term_s: float = 0.0
     patience_s: float = 5.0
     call_timeout_s: float = 3.0
-    fences_itself: bool = False
+    fences_itself: bool | None = None
 
 
 class _LedgerSilentError(Exception):
@@ -96,6 +96,7 @@ class LeaseHold:
         self._secret = secret
         self._process = process
         self._policy = policy
+        self._fences_itself = not lease.processes_visible if policy.fences_itself is None else policy.fences_itself
         self._clock = clock
         self._observe: Callable[[], process_pb2.ObservedMemory | None] = lambda: None
         self._load_complete = False
@@ -348,7 +349,7 @@ class LeaseHold:
                 self._set_lost(failure)
                 return
             silent_s = self._clock.monotonic() - self._renewed_s
-            if self._policy.fences_itself and silent_s > self._term_s:
+            if self._fences_itself and silent_s > self._term_s:
                 self._set_lost(
                     RpcFailure(
                         grpc.StatusCode.UNAVAILABLE,

@@ -39,6 +39,10 @@ from weighbridge_engines.supervisor.records import ProcessRecord
 LAST_WORD_S = 0.25
 """An engine that printed a fatal line is given this long to end by itself, so that its end can be explained too."""
 
+LOST_GRACE_S = 10.0
+"""An engine whose lease is lost is not waited for longer between TERM and KILL: its bytes are given away 20 s after the
+term in which nothing was renewed (ledger rule 12), and up to 4 of those pass until that is known."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -270,7 +274,8 @@ class Residency:
         finally:
             # Whatever failed above: no engine outlives its residency.
             if self.child is not None:
-                await self.child.stop(self._around.policy.stop_grace_s)
+                grace_s = self._around.policy.stop_grace_s
+                await self.child.stop(min(grace_s, LOST_GRACE_S) if self.hold.lost.done() else grace_s)
                 self._around.record.clear()
             if self._workspace is not None:
                 shutil.rmtree(self._workspace, ignore_errors=True)

@@ -72,15 +72,13 @@ async def build_engine_service(
     await record.reap()
     _remove_stale_workspaces(run_dir, kind.name)
 
-    ledger_target = targets.target("ledger", environ)
     async with contextlib.AsyncExitStack() as opened:
-        ledger_channel = await opened.enter_async_context(open_channel(ledger_target))
+        ledger_channel = await opened.enter_async_context(open_channel(targets.target("ledger", environ)))
         fit_channel = await opened.enter_async_context(open_channel(targets.target("fit", environ)))
-        fences = settings.fence_when_silent
         policy = LeasePolicy(
             term_s=settings.lease_term_s,
             patience_s=settings.ledger_patience_s,
-            fences_itself=fences == "on" or (fences == "auto" and not ledger_target.startswith("unix:")),
+            fences_itself={"on": True, "off": False}.get(settings.fence_when_silent),
         )
         holder = lease_pb2.Holder(
             name=context.name, process=me.to_message(), memory_limit_bytes=cgroup.memory_limit_bytes() or 0

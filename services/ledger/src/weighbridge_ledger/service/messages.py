@@ -291,6 +291,7 @@ def lease_message(
         exclusive=lease.charge.exclusive if lease.state.charged else lease.exclusive,
         request_id=lease.request_id,
         load_complete_time=_timestamp_of(lease.loaded_wall),
+        processes_visible=not lease.foreign,
         replaces_lease_id=view.replaces,
         level=lease_pb2.Priority.ValueType(view.level or lease.priority),
         wait_reasons=[reason_message(reason) for reason in wait_reasons],
