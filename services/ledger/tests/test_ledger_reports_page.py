@@ -27,7 +27,7 @@ def test_every_test_of_these_reports_is_on_the_page() -> None:
     """A row that is dropped from the page, or a test that is added, is noticed."""
     unnamed = [
         name
-        for file in ("faults", "peer_reports", "peer_reports_service", "reference_broker")
+        for file in ("faults", "peer_reports", "peer_reports_cards", "peer_reports_service", "reference_broker")
         for name in re.findall(
             r"^(?:async )?def test_(\w+)\(",
             (TESTS / f"test_ledger_{file}.py").read_text(encoding="utf-8"),
