@@ -12,6 +12,7 @@ from weighbridge_ledger.book import Book, Lease, LeaseState
 from weighbridge_ledger.book.charging import Usage
 from weighbridge_ledger.book.entries import Entry
 from weighbridge_ledger.book.queue import Waiter
+from weighbridge_ledger.book.residents import Stage
 
 OF_NO_CONSEQUENCE = {
     "lease",  # pictured by itself
@@ -29,7 +30,7 @@ OF_NO_CONSEQUENCE = {
 
 
 def duplicate(value, memo=None):
-    """A copy that shares nothing that changes. Frozen values, tuples and functions are shared."""
+    """A copy that shares nothing that changes. Frozen values and functions are shared."""
     copier = _COPIERS[type(value)]
     return value if copier is None else copier(value, {} if memo is None else memo)
 
@@ -78,6 +79,12 @@ def _copy_list(value, memo):
     return made
 
 
+def _copy_tuple(value, memo):
+    if all(_COPIERS[type(item)] is None for item in value):
+        return value
+    return tuple(duplicate(item, memo) for item in value)
+
+
 def _copy_whole(value, memo):
     made = memo.get(id(value))
     if made is None:
@@ -90,6 +97,7 @@ _COPIERS = _Copiers(
         dict: _copy_dict,
         OrderedDict: _copy_dict,
         list: _copy_list,
+        tuple: _copy_tuple,
         deque: _copy_list,
         set: _copy_whole,
         itertools.count: _copy_whole,
@@ -184,14 +192,21 @@ def check_sums(world) -> None:
         resident = book._residents.get(lease.lease_id)
         assert (resident is not None) == listens, entry
         if resident is not None:
-            ripe_at = book._ripe_at(entry)
             assert resident.charge == lease.charge
-            assert resident.ripe == (ripe_at is not None and ripe_at <= world.time), entry
+            assert resident.stage is _stage(entry, world), entry
     assert _sums(book._usage) == _sums(_usage_of(entry.lease.charge for entry in entries))
     assert _sums(book._pending) == _sums(pending)
     assert _sums(book._stuck) == _sums(_usage_of(entry.lease.charge for entry in entries if entry.stuck))
     stored = {lease.lease_id: lease for lease in world.store.load().leases}
     assert stored == {lease_id: entry.lease for lease_id, entry in book._entries.items()}
+
+
+def _stage(entry: Entry, world) -> Stage:
+    if entry.uses or entry.loading_since is not None or not entry.heard:
+        return Stage.BUSY
+    if entry.resident_until > world.time:
+        return Stage.YOUNG
+    return Stage.SETTLED if entry.idle_since + world.policy.idle_s > world.time else Stage.RIPE
 
 
 def check_ceilings(world) -> None:

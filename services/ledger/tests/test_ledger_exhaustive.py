@@ -340,10 +340,10 @@ def search(world, sizes: tuple[int, ...], begin_with: tuple[str, ...], steps: in
     for step in begin_with:
         start = next(after for after in followers(start) if after.trace[-1] == step)
     seen = {start.picture()}
-    frontier = [start]
+    frontier = {start.picture(): start}
     for left in reversed(range(steps)):
-        coming = []
-        for state in frontier:
+        coming = {}
+        for before, state in frontier.items():
             for after in followers(state):
                 seen_as = after.picture()
                 if seen_as in seen:
@@ -355,7 +355,8 @@ def search(world, sizes: tuple[int, ...], begin_with: tuple[str, ...], steps: in
                     check_the_end(after.next("everybody dies") if left else after)
                 except (AssertionError, Refused) as broken:
                     raise AssertionError(f"after {', '.join(after.trace)}: {broken}") from broken
-                coming.append(after)
+                coming[seen_as] = after
+            assert state.picture() == before, "a branch has changed what it came from: the copy shares something"
         frontier = coming
     return len(seen)
 
