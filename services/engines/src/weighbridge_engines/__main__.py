@@ -7,11 +7,12 @@ from typing import NoReturn
 from weighbridge_common.server import AsyncClosable, ServerContext, run_service
 from weighbridge_common.settings import USAGE_EXIT_CODE, load
 
+from weighbridge_engines.host.kind import Kind
 from weighbridge_engines.host.service import build_engine_service
 from weighbridge_engines.settings import EngineSettings
 
-KINDS = ("mlx",)
-LATER_KINDS = {"sd": "images by stable-diffusion.cpp", "ds4": "DeepSeek-class chat by ds4"}
+KINDS = ("mlx", "sd")
+LATER_KINDS = {"ds4": "DeepSeek-class chat by ds4"}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -23,11 +24,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     settings = load(EngineSettings)
 
     async def build(context: ServerContext) -> AsyncClosable:
-        from weighbridge_engines.mlx_qwen.kind import MlxKind
-
-        return await build_engine_service(context, MlxKind(log_level=settings.log_level), settings)
+        return await build_engine_service(context, _kind(wanted[0], settings), settings)
 
     run_service(settings, f"engine-{wanted[0]}", build)
+
+
+def _kind(name: str, settings: EngineSettings) -> Kind:
+    """What is imported is what is needed: each kind brings libraries of its own."""
+    if name == "sd":
+        from weighbridge_engines.sd_server.kind import SdKind
+
+        return SdKind(settings.sd_server)
+    from weighbridge_engines.mlx_qwen.kind import MlxKind
+
+    return MlxKind(log_level=settings.log_level)
 
 
 def _usage(wanted: list[str]) -> str:

@@ -37,6 +37,13 @@ class EngineSettings(ServiceSettings):
     footprint_period_s: float = Field(
         default=1.0, gt=0, le=60, description="Seconds between measurements of the engine's memory."
     )
+    sd_server: str = Field(
+        default="", max_length=4096,
+        description=(
+            "The sd-server of stable-diffusion.cpp: the program, or a folder that has it. Empty: the first on PATH, "
+            "else ~/.weighbridge/bin/sd-server."
+        ),
+    )  # fmt: skip
     fence_when_silent: Literal["auto", "on", "off"] = Field(
         default="auto",
         description=(

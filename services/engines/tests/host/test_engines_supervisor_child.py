@@ -235,7 +235,7 @@ async def test_readiness_gives_up_when_the_engine_ends_or_says_it_must(tmp_path)
         await until_ready(child, never, ReadinessPolicy(timeout_s=30))
     assert ended.value.facts.exit_code == 0
 
-    def classify(line):
+    def classify(line, from_stderr):
         return FatalLine(ExitCause.OUT_OF_MEMORY, line) if "no memory" in line else None
 
     child, _ = await started("import time; print('no memory', flush=True); time.sleep(99)", tmp_path, classify=classify)
@@ -283,7 +283,7 @@ async def test_liveness_counts_failures_in_a_row_and_excuses_a_busy_engine():
 
 
 async def test_a_classifier_that_fails_does_not_stop_the_output(tmp_path):
-    def classify(line):
+    def classify(line, from_stderr):
         raise ValueError("odd line")
 
     log = RingLog()

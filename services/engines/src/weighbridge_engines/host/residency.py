@@ -313,7 +313,11 @@ class Residency:
     def _ended_by(self, child: Child, facts: ExitFacts) -> None:
         if facts.asked:
             return
-        why = explain(facts, self._around.kind.title, child.spec.exit_meanings)
+        why = (
+            explain(facts, self._around.kind.title, child.spec.exit_meanings)
+            if child.spec.explain is None
+            else child.spec.explain(facts)
+        )
         _log.warning("engine_ended", lease_id=self.hold.lease_id, **why.metadata)
         failure = failures.engine_died(why) if facts.was_ready else failures.start_failed(why)
         self._set_trouble(Trouble("CRASHED", failure, is_crash=True))

@@ -151,7 +151,7 @@ def _asked(options: plan_pb2.MlxOptions, name: str) -> bool:
     return bool(value) and value != "none"
 
 
-def classify(line: str) -> FatalLine | None:
+def classify(line: str, from_stderr: bool = True) -> FatalLine | None:
     """Whether a line of the runtime's output means that it cannot go on."""
     for text, cause in FATAL_TEXTS.items():
         if text in line:

@@ -20,7 +20,7 @@ from weighbridge_common import processes
 from weighbridge_common.processes import ProcessIdentity
 
 from weighbridge_engines.supervisor import cgroup
-from weighbridge_engines.supervisor.exits import ExitFacts, FatalLine
+from weighbridge_engines.supervisor.exits import ExitExplanation, ExitFacts, FatalLine
 from weighbridge_engines.supervisor.guard import GATE_BYTE
 from weighbridge_engines.supervisor.output import LineSplitter, RingLog
 
@@ -51,16 +51,20 @@ class ChildSpec:
         argv: absolute path of the program and its arguments; no shell, no secrets.
         environ: its whole environment.
         cwd: its working directory.
-        classify: looks at each line of output and says whether the engine cannot go on after it.
+        classify: looks at each line of output, and whether it came on standard error, and says whether the engine
+            cannot go on after it.
         exit_meanings: what it means by its exit codes.
+        explain: says why it ended, where its own output tells more than an exit does; None: the exit and a fatal line
+            tell.
     """
 
     name: str
     argv: Sequence[str]
     environ: Mapping[str, str]
     cwd: Path
-    classify: Callable[[str], FatalLine | None] | None = None
+    classify: Callable[[str, bool], FatalLine | None] | None = None
     exit_meanings: Mapping[int, str] = field(default_factory=dict)
+    explain: Callable[[ExitFacts], ExitExplanation] | None = None
 
 
 class SpawnError(Exception):
@@ -249,16 +253,16 @@ class Child:
     def _take(self, lines: list[str], from_stderr: bool) -> None:
         for line in lines:
             self._ring.append(line, from_stderr)
-            fatal = self._classify(line)
+            fatal = self._classify(line, from_stderr)
             if fatal is not None and (self.fatal_line is None or (fatal.specific and not self.fatal_line.specific)):
                 self.fatal_line = fatal
                 self._fatal_seen.set()
 
-    def _classify(self, line: str) -> FatalLine | None:
+    def _classify(self, line: str, from_stderr: bool) -> FatalLine | None:
         if self.spec.classify is None:
             return None
         try:
-            return self.spec.classify(line)
+            return self.spec.classify(line, from_stderr)
         except Exception as error:
             # A classifier that stumbles over odd output must not stop the output from being read: a full pipe would
             # stop the engine.
