@@ -79,6 +79,21 @@ def test_a_reclaim_is_in_flight_for_as_long_as_a_standstill_made_it(new_world) -
     assert world.admit(3, 2).lease.state is QUEUED
 
 
+def test_optional_bytes_that_were_asked_back_are_counted_once_for_whoever_replaces_their_lease(new_world) -> None:
+    """Once as coming back and once with the lease: small claims harmed the waiter again and again, uncounted."""
+    world = new_world(6, Policy(protect_passes=1, optional_step_bytes=1))
+    old = world.book.admit(Ask("", world.process(1), Claim(2, optional_host_bytes=3)), world.now).lease.lease_id
+    secret = world.secret(old)
+    world.book.activate(old, secret, world.process(1), (), world.now)
+    world.admit(3, 2)
+    assert world.book.view(old).shrink is not None
+    new = Ask("", world.process(1), Claim(6), replaces=Credential(old, secret))
+    assert world.book.admit(new, world.now).lease.state is QUEUED
+    lease, secret = world.active(1, 3)
+    world.release(lease, secret)
+    assert world.admit(1, 4).lease.state is QUEUED
+
+
 def test_who_waits_for_an_unwell_device_keeps_no_memory_from_others(new_world) -> None:
     """It did where it did not fit either: a claim on the processor waited behind a GPU that rested."""
     world = new_world(Ceilings(8, has_shared_gpu=True))

@@ -11,7 +11,7 @@ from heapq import heapify, heappush
 from itertools import count
 from types import MappingProxyType
 
-from weighbridge_ledger.book.charging import Usage, devices_of
+from weighbridge_ledger.book.charging import Usage, devices_of, required_of
 from weighbridge_ledger.book.entries import Entry, Released, Shrink
 from weighbridge_ledger.book.events import Event, EventKind, ReleaseCause
 from weighbridge_ledger.book.memories import Memories
@@ -165,7 +165,10 @@ class BookCore:
     def _replaced(self, waiter: Waiter) -> Charge | None:
         entry = self._entries.get(waiter.replaces) if waiter.replaces else None
         # Asked already, its bytes are pending, or overdue and no longer hoped for.
-        return None if entry is None or entry.vacate_deadline is not None else entry.lease.charge
+        if entry is None or entry.vacate_deadline is not None:
+            return None
+        # Optional bytes that were asked back are pending already, and not to be counted twice.
+        return entry.lease.charge if entry.shrink is None else required_of(entry.lease.charge)
 
     def _charge(self, entry: Entry) -> None:
         """Start charging an entry's grant."""
