@@ -23,6 +23,7 @@ OF_NO_CONSEQUENCE = {
     "timer",  # follows from what is due
     "last_use_wall",  # for people
     "first_wall",  # `since` on the other clock
+    "hopeful_at",  # only keeps what is known from being found out again
     "keep_alives",
     "observed",
 }

@@ -290,10 +290,14 @@ def pools_wanted(claim: Claim, ceilings: Ceilings) -> frozenset[str]:
 def short_pools(
     claim: Claim, ceilings: Ceilings, external: External, usage: Usage, *, exclusive: bool
 ) -> frozenset[str]:
-    """The pools in which somebody must go for `claim` to fit, and perhaps one too many; all of them under a limit over
-    everything that is reached."""
-    if usage.total_bytes + claim.total_bytes > ceilings.total_bytes:
-        return frozenset((HOST, *ceilings.devices, *usage.devices))
+    """The pools in which somebody must go for `claim` to fit, and perhaps one too many; all of them where the sum over
+    everything is what is short. Without a limit that takes a pool above its ceiling: else the sum keeps when each does,
+    and to look for victims in every pool would be to look at all who hold."""
+    pools = (HOST, *ceilings.devices, *usage.devices)
+    if usage.total_bytes + claim.total_bytes > ceilings.total_bytes and (
+        ceilings.limit_bytes is not None or any(usage.on(pool) > ceilings.pool_bytes(pool) for pool in pools)
+    ):
+        return frozenset(pools)
     wanted = pools_wanted(claim, ceilings)
     short = {
         want.device_id

@@ -15,13 +15,14 @@ from weighbridge_ledger.book.charging import Usage, devices_of, required_of
 from weighbridge_ledger.book.entries import Entry, Released, Shrink
 from weighbridge_ledger.book.events import Event, EventKind, ReleaseCause
 from weighbridge_ledger.book.memories import Memories
+from weighbridge_ledger.book.outside import Overruns
 from weighbridge_ledger.book.passing import Machine
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.queue import Waiter, WaitQueue
 from weighbridge_ledger.book.records import DropLease, PutCounter, PutLease, Ticket, Write
 from weighbridge_ledger.book.residents import Resident, Residents, Stage
+from weighbridge_ledger.book.shrinking import Shrinkable
 from weighbridge_ledger.book.states import (
-    HOST,
     NO_EXTERNAL,
     Ceilings,
     Charge,
@@ -101,17 +102,17 @@ class BookCore:
         self._events: list[Event] = []
         self._memories = Memories(policy, self._writes)
         self._released: deque[Released] = deque(maxlen=policy.released_kept)
-        self._overruns: dict[str, dict[str, int]] = {}
-        """Bytes seen in use above a grant, by lease and pool: not granted, but nobody else is granted them either."""
+        self._overruns = Overruns()
         self._usage = Usage()
         self._pending = Usage()
         self._stuck = Usage()
         """The part of usage that nobody can be asked for: pinned, suspect, overdue."""
+        self._hopes = 0
+        """Counts changes of that, of what is outside and of the ceilings: what can make an aim hopeless (rule 17)."""
         self._overdue: dict[str, None] = {}
         """Leases that did not vacate in time."""
         self._residents = Residents()
-        self._shrinkable: dict[str, None] = {}
-        """Leases with optional bytes that were not asked back."""
+        self._shrinkable = Shrinkable()
         self._loading: dict[str, None] = {}
         self._loading_on_gpu: dict[str, None] = {}
         """Those of them that do not run on the processor alone."""
@@ -202,6 +203,7 @@ class BookCore:
         if stuck is not entry.stuck:
             self._stuck.add(entry.lease.charge, 1 if stuck else -1)
             entry.stuck = stuck
+            self._hopes += 1
 
     def _forget_shrink(self, entry: Entry) -> None:
         """What was asked back of an entry is no longer hoped for."""
@@ -211,38 +213,14 @@ class BookCore:
             self._unsettled = True
 
     def _set_overrun(self, entry: Entry, overrun: dict[str, int]) -> None:
-        """Bytes above the grant that could not be granted count as held from outside, until they are gone."""
-        lease_id = entry.lease.lease_id
-        if overrun == self._overruns.get(lease_id, {}):
-            return
-        if overrun:
-            self._overruns[lease_id] = overrun
-        else:
-            del self._overruns[lease_id]
-        self._refresh_external()
+        """Bytes above the grant that could not be granted."""
+        if self._overruns.set(entry.lease.lease_id, overrun):
+            self._refresh_external()
 
     def _refresh_external(self) -> None:
-        self._external = self._with_overruns(self._measured)
+        self._external = self._overruns.on_top_of(self._measured)
+        self._hopes += 1
         self._unsettled = True
-
-    def _with_overruns(self, measured: External) -> External:
-        host = measured.host_bytes
-        devices = dict(measured.devices)
-        for overrun in self._overruns.values():
-            for pool, size in overrun.items():
-                if pool == HOST:
-                    host += size
-                else:
-                    devices[pool] = devices.get(pool, 0) + size
-        return External(host, devices)
-
-    def _external_beside(self, entry: Entry) -> External:
-        """What is held from outside, from the point of view of one lease: its own excess is its own."""
-        own = self._overruns.get(entry.lease.lease_id)
-        if not own:
-            return self._external
-        devices = {device: size - own.get(device, 0) for device, size in self._external.devices.items()}
-        return External(self._external.host_bytes - own.get(HOST, 0), devices)
 
     # -- who may be asked, who loads -------------------------------------------------------------------------------
 
@@ -253,9 +231,9 @@ class BookCore:
         pinned = lease.pinned and not entry.replaced_by and lease.state is not LeaseState.VACATING
         self._set_stuck(entry, pinned or lease.suspect or entry.overdue)
         if listens and lease.charge.optional_bytes and not entry.shrink_asked:
-            self._shrinkable[lease.lease_id] = None
+            self._shrinkable.put(lease.lease_id, entry.idle_since, lease.charge)
         else:
-            self._shrinkable.pop(lease.lease_id, None)
+            self._shrinkable.drop(lease.lease_id)
         if not listens or pinned:
             self._residents.drop(lease.lease_id)
         else:
@@ -386,7 +364,7 @@ class BookCore:
         del self._entries[lease.lease_id]
         self._residents.drop(lease.lease_id)
         self._overdue.pop(lease.lease_id, None)
-        self._shrinkable.pop(lease.lease_id, None)
+        self._shrinkable.drop(lease.lease_id)
         self._end_loading(lease.lease_id)
         self._set_overrun(entry, {})
         self._writes.append(DropLease(lease.lease_id))

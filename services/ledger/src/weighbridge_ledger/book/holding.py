@@ -333,7 +333,8 @@ class HolderVerbs(TimedCore):
 
     def _resized(self, entry: Entry, claim: Claim, now: Moment, exclusive: bool | None = None) -> Charge | Refused:
         before = entry.lease.charge
-        changed = resize(before, claim, self._ceilings, self._external_beside(entry), self._usage, exclusive=exclusive)
+        outside = self._overruns.seen_from(entry.lease.lease_id, self._external)
+        changed = resize(before, claim, self._ceilings, outside, self._usage, exclusive=exclusive)
         if isinstance(changed, Shortage):
             if changed.cause == "EXCLUSIVE":
                 return Refused(Reason.CANNOT_GROW, "Somebody else is on its device. The lease is as it was.")

@@ -122,6 +122,7 @@ def may_pass(
 def next_grant(
     queue: WaitQueue,
     machine: Machine,
+    aim: Callable[[Waiter], None] | None,
     held: Callable[[Waiter, Claim], Hold | None] | None,
     now: float,
     policy: Policy,
@@ -131,13 +132,34 @@ def next_grant(
     Args:
         queue: who waits.
         machine: what is there.
+        aim: lets a waiter for any card aim anew; called for each in order, so that those before whoever is granted aim
+            at what they would get instead. None: there is nothing to choose.
         held: why nothing may be loaded on a waiter's cards just now, or None; None: everything may be loaded anywhere.
         now: a moment of the monotonic clock.
         policy: the numbers.
     """
+    while True:
+        head = queue.head(policy.look_ahead)
+        grant = _first_grant(head, queue, machine, aim, held, now, policy)
+        # Those who aim elsewhere than before may have let others into view.
+        if grant is not None or queue.head(policy.look_ahead) is head:
+            return grant
+
+
+def _first_grant(
+    head: list[Waiter],
+    queue: WaitQueue,
+    machine: Machine,
+    aim: Callable[[Waiter], None] | None,
+    held: Callable[[Waiter, Claim], Hold | None] | None,
+    now: float,
+    policy: Policy,
+) -> Grant | None:
     blocked: list[Waiter] = []
     rooms = Rooms(machine.ceilings, machine.external, machine.usage)
-    for waiter in queue.head(policy.look_ahead):
+    for waiter in head:
+        if aim is not None and waiter.floating:
+            aim(waiter)
         wanted = waiter.lease.claim if waiter.floating else waiter.claim
         if rooms.may_hold(wanted, waiter.total_bytes) and not waiter.replaces:
             for target, charge in fitting(waiter, machine):

@@ -1,6 +1,6 @@
 """Which card a claim takes that names none: rules 4 and 17, as functions over plain values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from weighbridge_ledger.book.charging import Usage, room_on
@@ -70,6 +70,22 @@ def aim(
     if best is None or current is None:
         return best
     return current if missing(current, ceilings, external, usage) <= missing(best, ceilings, external, usage) else best
+
+
+def aims_well(claim: Claim, current: Claim, rooms: Mapping[str, int]) -> bool:
+    """Whether `aim` would answer `current`, as far as that can be seen at a glance: nothing is missing on its card, or
+    no card has more room. False says nothing.
+
+    Args:
+        claim: as it was asked.
+        current: what it aims at now.
+        rooms: of each card, without what is being given back.
+    """
+    if len(claim.devices) != 1 or len(current.devices) != 1:
+        return False
+    want = current.devices[0]
+    room = rooms.get(want.device_id, 0)
+    return room >= want.required_bytes or room >= max(rooms.values())
 
 
 def missing(target: Claim, ceilings: Ceilings, external: External, usage: Usage) -> int:

@@ -44,6 +44,8 @@ class Waiter:
     """The leases that were asked to vacate for it, in the order of asking."""
     asked_until: float = -1.0
     """Its reclaim is in flight until then (rule 16)."""
+    hopeful_at: int = -1
+    """The state of what nobody can be asked for at which its aim was last found to be worth keeping (rule 17)."""
     total_bytes: int = field(init=False)
     """All that it requires, on whichever cards."""
     floating: bool = field(init=False)

@@ -1,14 +1,14 @@
 """Who is asked to give bytes back for the claims that wait (rules 3, 4, 17 to 20, 22, 24)."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import Usage, devices_of, pools_wanted, price, required_of, short_pools
+from weighbridge_ledger.book.charging import Usage, devices_of, pools_wanted, price, required_of, room_on, short_pools
 from weighbridge_ledger.book.core import BookCore
 from weighbridge_ledger.book.events import EventKind
-from weighbridge_ledger.book.placing import aim, placements
+from weighbridge_ledger.book.placing import aim, aims_well, placements
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.residents import Resident
 from weighbridge_ledger.book.states import Charge, Claim, External, Moment
@@ -132,13 +132,11 @@ class ReclaimCore(BookCore):
             )
             return isinstance(priced, Charge)
 
-        optional = [lease_id for lease_id in self._shrinkable if lease_id not in demand.spared]
-        base = demand.base.copy()
-        for lease_id in optional:
-            base.add_optional(self._entries[lease_id].lease.charge, -1)
-        if optional and fits(base):
+        without_optional = self._shrinkable.without(demand.base, demand.spared)
+        base = demand.base if without_optional is None else without_optional
+        if without_optional is not None and fits(base):
             # Optional bytes are given back first, and that is enough (rule 4).
-            plan, after = self._shrink_only(optional, demand.base, fits), base
+            plan, after = self._shrink_only(demand, fits), base
         else:
             if not fits(self._residents.without(base, demand.level, ripe_only=not (demand.staged or demand.patient))):
                 return None
@@ -149,8 +147,7 @@ class ReclaimCore(BookCore):
                 return None
             vacate = tuple(one.lease_id for one in chosen if one.askable_now)
             later = tuple(one.lease_id for one in chosen if not one.askable_now)
-            kept = [lease_id for lease_id in optional if lease_id not in vacate and lease_id not in later]
-            plan = Plan(vacate, later, tuple(kept) if not later else ())
+            plan = Plan(vacate, later, () if later else self._shrinkable_beside(vacate, demand.spared))
             after = base.copy()
             for one in chosen:
                 after.remove(one.charge)
@@ -179,36 +176,53 @@ class ReclaimCore(BookCore):
         gone = entry.shrink is not None or resident.lease_id in self._shrinkable
         return required_of(resident.charge) if gone else resident.charge
 
-    def _shrink_only(self, optional: list[str], base: Usage, fits: passing.Fits) -> Plan:
-        usage = base.copy()
-        asked: list[str] = []
-        for lease_id in sorted(optional, key=lambda one: (self._entries[one].idle_since, one)):
-            usage.add_optional(self._entries[lease_id].lease.charge, -1)
-            asked.append(lease_id)
+    def _shrink_only(self, demand: Demand, fits: passing.Fits) -> Plan:
+        usage = demand.base.copy()
+        steady = self._steady_external()
+        asked: dict[str, Charge] = {}
+        pools = short_pools(demand.target, self._ceilings, steady, usage, exclusive=demand.exclusive)
+        for lease_id, charge in self._shrinkable.in_order(pools):
+            if lease_id in demand.spared:
+                continue
+            usage.add_optional(charge, -1)
+            asked[lease_id] = charge
             if fits(usage):
                 break
-        for lease_id in list(asked):
-            usage.add_optional(self._entries[lease_id].lease.charge)
+        for lease_id, charge in list(asked.items()):
+            usage.add_optional(charge)
             if fits(usage):
-                asked.remove(lease_id)
+                del asked[lease_id]
             else:
-                usage.add_optional(self._entries[lease_id].lease.charge, -1)
+                usage.add_optional(charge, -1)
         return Plan(shrink=tuple(asked))
 
+    def _shrinkable_beside(self, vacating: tuple[str, ...], spared: frozenset[str]) -> tuple[str, ...]:
+        return tuple(one for one in self._shrinkable if one not in vacating and one not in spared)
+
     def _steady_external(self) -> External:
-        return self._with_overruns(self._steady) if self._overruns else self._steady
+        return self._overruns.on_top_of(self._steady)
 
     # -- which card a waiter aims at -------------------------------------------------------------------------------
 
-    def _aim_anew(self, waiter: Waiter, now: Moment) -> None:
+    def _aiming(self, now: Moment) -> Callable[[Waiter], None]:
+        """Lets waiters aim, one after the other, at what there is at this moment."""
+        settled = self._usage.less(self._pending)
+        rooms = {device: room_on(device, self._ceilings, self._external, settled) for device in self._ceilings.devices}
+        return lambda waiter: self._aim_anew(waiter, settled, rooms, now)
+
+    def _aim_anew(self, waiter: Waiter, settled: Usage, rooms: Mapping[str, int], now: Moment) -> None:
         """Rule 17: a waiter for any card aims at the one where least is missing. The aim of a protected one is frozen,
         unless what is pinned, suspect or overdue makes it hopeless: cards of 2 and 2, one of them pinned, and w waits
         there while the other one is given to others again and again (exhaustive search)."""
         claim = waiter.lease.claim
-        settled = self._usage.less(self._pending)
         if not passing.protected(waiter, now.monotonic, self._policy):
+            if aims_well(claim, waiter.claim, rooms):
+                return
             target = aim(claim, self._ceilings, self._external, settled, waiter.claim)
+        elif waiter.hopeful_at == self._hopes:
+            return
         elif self._would_fit(waiter, waiter.claim, self._stuck, self._external):
+            waiter.hopeful_at = self._hopes
             return
         else:
             hopeful = (
@@ -223,6 +237,7 @@ class ReclaimCore(BookCore):
     def _set_target(self, waiter: Waiter, target: Claim) -> None:
         self._queue.remove(waiter.sequence)
         waiter.claim = target
+        waiter.hopeful_at = -1
         waiter.pools = pools_wanted(target, self._ceilings)
         waiter.required = passing.required_alone(
             target, self._ceilings, exclusive=waiter.lease.exclusive, limit_bytes=waiter.lease.memory_limit_bytes

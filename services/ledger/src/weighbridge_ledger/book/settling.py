@@ -20,12 +20,10 @@ class SettlingCore(ReclaimCore):
             self._unsettled = False
             if not len(self._queue):
                 return
-            for waiter in self._queue.head(self._policy.look_ahead):
-                if waiter.floating:
-                    self._aim_anew(waiter, now)
             grant = passing.next_grant(
                 self._queue,
                 self._machine(),
+                self._aiming(now) if self._ceilings.devices else None,
                 self._held_for if self._anything_held() else None,
                 now.monotonic,
                 self._policy,

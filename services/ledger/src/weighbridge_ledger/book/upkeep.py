@@ -53,6 +53,7 @@ class UpkeepVerbs(TimedCore):
         if ceilings == self._ceilings:
             return
         self._ceilings = ceilings
+        self._hopes += 1
         self._unsettled = True
         self._events.append(Event(EventKind.CEILINGS_CHANGED, now.wall, ceilings=ceilings))
         for waiter in list(self._queue):
