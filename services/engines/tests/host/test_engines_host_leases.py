@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from host_fakes import CLAIM_BYTES, ManualClock, Suite, eventually, failure_of, kill, kinds, until_event
+from weighbridge_engines.host import residency
 from weighbridge_engines.host.footprint import FootprintVerdict, judge
 from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
@@ -338,6 +339,17 @@ async def test_a_holder_that_the_ledger_cannot_see_fences_itself(run_dir, settin
         assert (await failure_of(call)).reason == "LEASE_LOST"
         await eventually(lambda: not suite.engine_pids)
         await suite.restart_ledger()
+
+
+async def test_an_engine_whose_lease_is_lost_is_killed_before_its_bytes_are_given_away(run_dir, monkeypatch):
+    # However patient it is with engines that end for other reasons: 20 s after the term somebody else loads there.
+    monkeypatch.setattr(residency, "LOST_GRACE_S", 0.1)
+    async with Suite(run_dir, {"ignore_term": True}, stop_grace_s=120) as suite:
+        await suite.load_all()
+        suite.ledger.forget_all = True
+        await suite.restart_ledger()
+        await eventually(lambda: not suite.engine_pids)
+        suite.ledger.forget_all = False
 
 
 async def test_a_holder_that_the_ledger_sees_goes_on_without_it(run_dir):

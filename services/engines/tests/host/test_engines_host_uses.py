@@ -152,6 +152,7 @@ async def test_a_call_that_is_over_while_the_device_rests_leaves_nothing(run_dir
         else:
             await suite.unload(force=True)
             assert (await failure_of(call)).reason == "MODEL_UNLOADED"
+            assert suite.ledger.verbs.count("begin") == 1  # not asked again for a use that nobody wants
         suite.ledger.unhealthy_s = None
         assert kinds(await suite.chat_all())[-1] == "finished"
         await eventually(lambda: suite.ledger.active[0].uses == 0)
