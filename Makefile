@@ -27,10 +27,14 @@ COMPOSE := DOCKER_HOST=unix:///dev/null $(BIN)/docker-compose
 # How long make fuzz gives each format and each of its two engines, which run side by side.
 SECONDS ?= 60
 
+# How far make explore and make torture go; every test run goes a part of the way.
+STEPS ?= 1000000
+OPERATIONS ?= 10000
+
 INSTALLED := $(VENV)/.installed
 GENERATED := $(VENV)/.generated
 
-.PHONY: help setup torch demo up test fuzz lint format bench proto proto-baseline clean
+.PHONY: help setup torch demo up test fuzz explore torture lint format bench proto proto-baseline clean
 
 help: ## this list
 	@echo 'make TARGET'
@@ -79,6 +83,12 @@ test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options
 
 fuzz: setup ## 200,000 files and more that are almost weights (SECONDS=60 for each format and engine)
 	@$(BIN)/python -m services.fit.fuzz --seconds $(SECONDS)
+
+explore: setup ## a million random steps through the book of the ledger (STEPS=1000000)
+	@WEIGHBRIDGE_BOOK_STEPS=$(STEPS) $(BIN)/python -m pytest -q -n 0 --timeout 0 services/ledger/tests/test_ledger_book_machine.py
+
+torture: setup ## a ledger and its clients, killed while they work (OPERATIONS=10000)
+	@WEIGHBRIDGE_TORTURE_OPERATIONS=$(OPERATIONS) $(BIN)/python -m pytest -q -n 0 --timeout 0 -s services/ledger/tests/test_ledger_torture.py
 
 lint: setup ## formatting, lint, types, contracts, catalogue, containers
 	$(BIN)/ruff check .
