@@ -1,13 +1,16 @@
 """Faults of the book that its random exploration found, each by the shortest history that shows it."""
 
+import pytest
 from weighbridge_ledger.book import (
     GPU,
     Ask,
     Ceilings,
     Claim,
     Credential,
+    DeviceWant,
     Hold,
     LeaseState,
+    Observed,
     Policy,
 )
 
@@ -92,6 +95,32 @@ def test_optional_bytes_that_were_asked_back_are_counted_once_for_whoever_replac
     lease, secret = world.active(1, 3)
     world.release(lease, secret)
     assert world.admit(1, 4).lease.state is QUEUED
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "optional", "observed"),
+    [
+        # Optional bytes were given up for as many of those in use, and the rest was forgotten.
+        (Ceilings(5), 3, Observed(6)),
+        # A place on the host was charged for what is on the card, and another one with each renewal.
+        (Ceilings(5, {"a": 2}, spill_allowed=True), 0, Observed(0, devices=(("a", 3),))),
+    ],
+)
+def test_what_is_in_use_is_granted_where_it_is_or_counts_as_above_the_grant(
+    new_world, ceilings, optional, observed
+) -> None:
+    world = new_world(ceilings, Policy(optional_step_bytes=1))
+    wants = (DeviceWant("a", 2),) if ceilings.devices else ()
+    ask = Ask("", world.process(1), Claim(0 if wants else 1, wants, optional))
+    lease = world.book.admit(ask, world.now).lease.lease_id
+    secret = world.secret(lease)
+    world.book.activate(lease, secret, world.process(1), (), world.now)
+    charge = world.book.view(lease).lease.charge
+    for _ in range(2):
+        assert world.book.renew(lease, secret, observed, world.now).out_of_grant is not None
+        assert world.book.view(lease).lease.charge == charge
+    world.book.renew(lease, secret, Observed(), world.now)
+    assert world.admit(1, 2).lease.state is GRANTED
 
 
 def test_who_waits_for_an_unwell_device_keeps_no_memory_from_others(new_world) -> None:

@@ -331,7 +331,15 @@ class HolderVerbs(TimedCore):
                 return released.lease
         return Lease(lease_id, request_id, 0, 0, LeaseState.RELEASED, Claim(0), NOBODY)
 
-    def _resized(self, entry: Entry, claim: Claim, now: Moment, exclusive: bool | None = None) -> Charge | Refused:
+    def _resized(
+        self,
+        entry: Entry,
+        claim: Claim,
+        now: Moment,
+        exclusive: bool | None = None,
+        observed: Observed | None = None,
+    ) -> Charge | Refused:
+        """The charge that an entry would have; counted as a pass then. With `observed` it covers all of that."""
         before = entry.lease.charge
         outside = self._overruns.seen_from(entry.lease.lease_id, self._external)
         changed = resize(before, claim, self._ceilings, outside, self._usage, exclusive=exclusive)
@@ -344,6 +352,9 @@ class HolderVerbs(TimedCore):
                 metadata={"missing_bytes": str(changed.missing_bytes), "pool": changed.pool},
                 missing=((changed.pool, f"{format_gib(changed.missing_bytes)} missing"),),
             )
+        if observed is not None and _overrun(changed, observed):
+            # Other bytes than those in use: optional ones given up for them, or room on the host for what is on a card.
+            return Refused(Reason.CANNOT_GROW, "More is in use than can be granted.")
         added = growth(before, changed)
         if added.total_bytes == 0 and not added.exclusive:
             return changed
@@ -387,7 +398,7 @@ class HolderVerbs(TimedCore):
             ),
             charge.optional_host_bytes,
         )
-        changed = self._resized(entry, wanted, now)
+        changed = self._resized(entry, wanted, now, observed=observed)
         if not isinstance(changed, Refused):
             self._apply_resize(entry, changed, now, entry.lease.exclusive)
             self._set_overrun(entry, {})
