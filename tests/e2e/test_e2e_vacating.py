@@ -1,5 +1,6 @@
 """Two engine services on one ledger with room for one model: who is asked to make room, when, and who is left alone."""
 
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -127,6 +128,13 @@ async def events(call: Any, *, until: str = "") -> list[Any]:
     return seen
 
 
+def told_of(suite: Suite, lease_id: str) -> tuple[str, int] | None:
+    """State and open uses of a lease, as the ledger tells them; None while it does not answer."""
+    listed = suite.cli("leases", "--json", check=False)
+    leases = json.loads(listed.stdout)["leases"] if listed.returncode == 0 else []
+    return next(((lease["state"], lease["uses"]) for lease in leases if lease["lease_id"] == lease_id), None)
+
+
 def kinds(seen: list[Any]) -> list[str]:
     return [event.WhichOneof("event") for event in seen]
 
@@ -167,14 +175,32 @@ async def test_a_busy_engine_is_not_interrupted(
     loading_b = second.load(b)
     [*_, queued] = await events(loading_b, until="queued")
     assert queued.queued.reasons[0].code == "BYTES_HELD"
-    [lease] = [lease for lease in small_machine.json("leases")["leases"] if lease["lease_id"] == lease_of_a]
-    assert (lease["state"], lease["uses"]) == ("LEASE_STATE_ACTIVE", 1)
+    assert told_of(small_machine, lease_of_a) == ("LEASE_STATE_ACTIVE", 1)
 
     [*_, finished] = await events(answer)
     assert finished.finished.usage.output_tokens == 300
     rest = await events(loading_b)
     assert victims(rest) == [lease_of_a]
     assert kinds(rest)[-1] == "ready"
+
+
+async def test_a_busy_engine_is_busy_for_a_ledger_that_was_killed(
+    engines: tuple[Engine, Engine], small_machine: Suite, a: Path, b: Path
+) -> None:
+    # Uses are lost with the ledger. An engine taken for idle then would be asked to vacate in the middle of an answer.
+    first, second = engines
+    await events(first.load(a))
+    lease_of_a = await first.lease_id()
+    answer = first.chat(a, tokens=3000)
+    await events(answer, until="delta")
+    small_machine.find("weighbridge_ledger").kill()
+    busy = ("LEASE_STATE_ACTIVE", 1)
+    wait_until(lambda: told_of(small_machine, lease_of_a) == busy, what="the restarted ledger to hear of the answer")
+    loading_b = second.load(b)
+    await events(loading_b, until="queued")
+    assert told_of(small_machine, lease_of_a) == busy
+    loading_b.cancel()
+    answer.cancel()
 
 
 async def test_a_pinned_engine_is_not_asked(
