@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from book_search import branch, check_ceilings, check_sums, picture
-from weighbridge_ledger.book import Claim, Credential, LeaseState, Policy, Refused
+from weighbridge_ledger.book import Ask, Claim, Credential, DeviceWant, LeaseState, Policy, Refused
 
 DEEPER = int(os.environ.get("WEIGHBRIDGE_BOOK_DEPTH", "0"))
 """Seconds more to prepare the machine; each makes a search a few times as long."""
@@ -35,6 +35,8 @@ POLICY = Policy(
     idle_s=1.0,
     min_residency_s=2.0,
     max_residency_s=2.0,
+    optional_step_bytes=1,
+    shrink_s=2.0,
 )
 BACKGROUND, NORMAL, INTERACTIVE = 1, 2, 3
 
@@ -58,6 +60,8 @@ class Role:
     """It may grow by one while it is in use, and shrinks again before a busy spell has passed."""
     replaces: bool = False
     """It may claim one more in the place of what it has."""
+    optional: int = 0
+    """Wanted on top, and given back when that is asked for."""
 
 
 @dataclass
@@ -125,17 +129,24 @@ def ask_for(place: str) -> Step:
 
 
 def claim_at(state: State, player: Player, place: str, size: int, **more: object) -> None:
-    role = player.role
-    player.lease_id = state.world.admit(
-        size if place == "host" else 0,
-        player.pid,
+    role, world = player.role, state.world
+    if place == "host":
+        claim = Claim(size, optional_host_bytes=role.optional)
+    else:
+        claim = Claim(0, (DeviceWant(place, size, role.optional),))
+    ask = Ask(
         player.request_id,
-        devices={} if place == "host" else {place: size},
+        world.process(player.pid),
+        claim,
         priority=role.priority,
         pinned=role.pinned,
         exclusive=role.exclusive,
         **more,
-    ).lease.lease_id
+    )
+    try:
+        player.lease_id = world.book.admit(ask, world.now).lease.lease_id
+    finally:
+        world.drain()
 
 
 def replace_it(state: State, player: Player) -> None:
@@ -176,8 +187,10 @@ def shrink(state: State, player: Player) -> None:
 
 def resized(state: State, player: Player, size: int) -> bool:
     world = state.world
+    cards = world.book.view(player.lease_id).lease.charge.devices
+    claim = Claim(0, (DeviceWant(cards[0][0], size),)) if cards else Claim(size)
     try:
-        world.book.resize(player.lease_id, world.secret(player.lease_id), Claim(size), world.now)
+        world.book.resize(player.lease_id, world.secret(player.lease_id), claim, world.now)
     except Refused:
         return False
     finally:
@@ -228,6 +241,9 @@ def be_fair(state: State) -> None:
             elif leaves(state, player):
                 leave(state, player)
                 again = True
+            elif gives_back(state, player):
+                assert resized(state, player, player.role.size)
+                again = True
 
 
 def take_up(state: State, player: Player) -> None:
@@ -241,6 +257,11 @@ def take_up(state: State, player: Player) -> None:
 def leaves(state: State, player: Player) -> bool:
     asked = state.lease(player.used_id) is LeaseState.VACATING
     return asked and player.busy_s is None and not player.role.stubborn
+
+
+def gives_back(state: State, player: Player) -> bool:
+    view = state.world.book.view(player.lease_id)
+    return view is not None and view.shrink is not None
 
 
 def pass_a_second(state: State) -> None:

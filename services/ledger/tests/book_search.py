@@ -211,7 +211,11 @@ def _stage(entry: Entry, world) -> Stage:
 
 
 def check_ceilings(world) -> None:
-    """No sum is above its ceiling. To be asked of worlds whose ceilings never fell."""
+    """No sum is above its ceiling, and nobody is beside somebody who is alone. For worlds whose ceilings never fell."""
+    charges = [view.lease.charge for view in world.book.charged()]
+    alone = {device for charge in charges if charge.exclusive for device in charge.occupies}
+    for device in alone if world.ceilings.exclusive_heeded else ():
+        assert sum(device in charge.occupies for charge in charges) == 1, device
     committed, ceilings = world.book.committed(), world.book.ceilings
     assert committed.total_bytes <= ceilings.total_bytes
     for pool in ("host", *ceilings.devices):

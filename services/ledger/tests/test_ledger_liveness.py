@@ -136,20 +136,20 @@ def test_two_that_are_idle_in_turn_leave_one_after_the_other(new_world) -> None:
 
 
 def test_who_was_asked_cannot_be_used_again(new_world) -> None:
-    """Rule 21. Decline when used again: idle, asked, busy, idle … w never (L)."""
+    """Rule 21. Decline when used again: idle, asked, busy, idle … w never (L). Whenever a use ends, the next begins."""
     stage = Stage(new_world(1))
     holder = stage.player(1).settle()
     w = stage.player(1).ask()
+    assert holder.asked
 
     def others() -> Iterator[float]:
         while True:
-            if holder.state is LeaseState.ACTIVE:
-                assert holder.try_to_begin() == (not holder.asked)
-                yield POLICY.idle_s / 2
-                holder.end()
+            busy = not holder.gone and holder.try_to_begin()
             yield POLICY.idle_s
+            if busy:
+                holder.end()
 
-    stage.play(others(), w, 3 * POLICY.idle_s)
+    stage.play(others(), w, POLICY.idle_s)
 
 
 def test_a_silent_holder_that_came_back_can_be_asked(new_world) -> None:

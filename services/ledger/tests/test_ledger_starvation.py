@@ -88,6 +88,13 @@ JOB, MODEL = Role(1), Role(1, stays=True)
         ),
         pytest.param(
             Ceilings(4),
+            (Role(1, optional=3, pinned=True, stays=True), JOB),
+            Role(3),
+            PROTECTED_S + BUSY_S,
+            id="one that has more than it needs, the rest",
+        ),
+        pytest.param(
+            Ceilings(4),
             (Role(2, pinned=True, stays=True, replaces=True),),
             Role(2, pinned=True, stays=True, replaces=True),
             PROTECTED_S + PINNED_S + BUSY_S,
