@@ -11,6 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from weighbridge_ledger.service import pulse, sweep
 from weighbridge_ledger.service.pulse import STALLED_LOOKS, Pulse
 
+PATIENCE_S = 30
+"""A bound for tests that would hang, not an expectation."""
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -128,7 +131,7 @@ async def test_a_health_check_hears_of_a_standstill_and_of_its_end(
 ) -> None:
     monkeypatch.setattr(sweep, "SWEEP_PERIOD_S", 0.001)
     monkeypatch.setattr(pulse, "LOOK_PERIOD_S", 0.05)
-    async with new_ledger(tmp_path).serve() as ledger:
+    async with new_ledger(tmp_path).serve() as ledger, asyncio.timeout(PATIENCE_S):
         watch = health_pb2_grpc.HealthStub(ledger.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await watch.read()).status == SERVING
         ledger.store.gate.clear()
