@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from book_search import branch, check_ceilings, check_sums, picture
-from weighbridge_ledger.book import Ceilings, Claim, LeaseState, Policy, Refused
+from weighbridge_ledger.book import Ceilings, Claim, DeviceWant, LeaseState, Policy, Refused
 
 DEEPER = int(os.environ.get("WEIGHBRIDGE_BOOK_DEPTH", "0"))
 
@@ -44,6 +44,9 @@ class Client:
 
     number: int
     size: int
+    place: str = "host"
+    """The host, a card, or any card (empty)."""
+    exclusive: bool = False
     process: int = 1
     """Which of its processes; the one before may still be there, and is told nothing any more."""
     attempt: int = 1
@@ -121,7 +124,10 @@ Step = Callable[[State, Client], None]
 
 
 def ask(state: State, client: Client) -> None:
-    admission = state.world.admit(client.size, client.pid, client.request_id)
+    on_host, devices = (client.size, {}) if client.place == "host" else (0, {client.place: client.size})
+    admission = state.world.admit(
+        on_host, client.pid, client.request_id, devices=devices, exclusive=client.exclusive, priority=client.number
+    )
     client.lease_id, client.stream = admission.lease.lease_id, admission.stream
 
 
@@ -152,7 +158,11 @@ def end(state: State, client: Client) -> None:
 
 
 def grow(state: State, client: Client) -> None:
-    lease = state.world.book.resize(client.lease_id, client.secret, Claim(client.size + 1), state.world.now)
+    world = state.world
+    cards = world.book.view(client.lease_id).lease.charge.devices
+    size = client.size + 1
+    claim = Claim(0, (DeviceWant(cards[0][0], size),)) if cards else Claim(size)
+    lease = world.book.resize(client.lease_id, client.secret, claim, world.now)
     client.engine_bytes = lease.charge.total_bytes
 
 
@@ -334,9 +344,9 @@ def check_the_end(state: State) -> None:
     assert world.book.queue_depth == 0
 
 
-def search(world, sizes: tuple[int, ...], begin_with: tuple[str, ...], steps: int) -> int:
+def search(world, clients: tuple[Client, ...], begin_with: tuple[str, ...], steps: int) -> int:
     """How many states there are within so many steps after `begin_with`; each of them is checked."""
-    start = State(world, [Client(number, size) for number, size in enumerate(sizes, start=1)])
+    start = State(world, [copy(client) for client in clients])
     for step in begin_with:
         start = next(after for after in followers(start) if after.trace[-1] == step)
     seen = {start.picture()}
@@ -361,17 +371,53 @@ def search(world, sizes: tuple[int, ...], begin_with: tuple[str, ...], steps: in
     return len(seen)
 
 
+TWO_CARDS = Ceilings(2, {"a": 2, "b": 2})
+SHARED_GPU = Ceilings(4, has_shared_gpu=True)
+
+
 @pytest.mark.parametrize(
-    ("ceiling", "sizes", "begin_with", "steps"),
+    ("ceilings", "clients", "begin_with", "steps"),
     [
-        pytest.param(4, (2, 3), (), 5, id="two clients"),
-        pytest.param(4, (2, 3), ("ask 1", "activate 1", "ask 2"), 4, id="one runs and one waits"),
-        pytest.param(4, (2, 2), ("ask 1", "activate 1", "ask 2", "activate 2"), 4, id="two run"),
-        pytest.param(2, (1, 1, 2), ("ask 1", "activate 1", "loaded 1", "ask 3"), 4, id="three clients"),
+        pytest.param(Ceilings(4), (Client(1, 2), Client(2, 3)), (), 5, id="two clients"),
+        pytest.param(
+            Ceilings(4),
+            (Client(1, 2), Client(2, 3)),
+            ("ask 1", "activate 1", "ask 2"),
+            4,
+            id="one runs and one waits",
+        ),
+        pytest.param(
+            Ceilings(4),
+            (Client(1, 2), Client(2, 2)),
+            ("ask 1", "activate 1", "ask 2", "activate 2"),
+            3,
+            id="two run",
+        ),
+        pytest.param(
+            Ceilings(2),
+            (Client(1, 1), Client(2, 1), Client(3, 2)),
+            ("ask 1", "activate 1", "loaded 1", "ask 3"),
+            3,
+            id="three clients",
+        ),
+        pytest.param(
+            TWO_CARDS,
+            (Client(1, 1, "a"), Client(2, 1, "b"), Client(3, 2, "")),
+            ("ask 1", "activate 1", "ask 2", "activate 2", "ask 3"),
+            3,
+            id="two run on a card each and one waits for any",
+        ),
+        pytest.param(
+            SHARED_GPU,
+            (Client(1, 1, exclusive=True), Client(2, 2)),
+            ("ask 1", "activate 1", "loaded 1", "ask 2"),
+            4,
+            id="one runs alone and one waits",
+        ),
     ],
 )
 def test_no_byte_is_used_twice_or_lost_in_any_history(
-    new_world, ceiling: int, sizes: tuple[int, ...], begin_with: tuple[str, ...], steps: int
+    new_world, ceilings: Ceilings, clients: tuple[Client, ...], begin_with: tuple[str, ...], steps: int
 ) -> None:
-    states = search(new_world(Ceilings(ceiling), POLICY), sizes, begin_with, steps + DEEPER)
+    states = search(new_world(ceilings, POLICY), clients, begin_with, steps + DEEPER)
     assert states > 100  # else the search has not searched
