@@ -1,18 +1,22 @@
 """Who is granted next, and who may overtake whom (rules 16, 17). Pure: it looks, the book acts."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from weighbridge_ledger.book.charging import NOTHING_USED, Rooms, Usage, price
 from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.policy import Policy
 from weighbridge_ledger.book.queue import Waiter, WaitQueue
-from weighbridge_ledger.book.states import NO_EXTERNAL, Ceilings, Charge, Claim, External, Hold, Shortage
+from weighbridge_ledger.book.states import HOST, NO_EXTERNAL, Ceilings, Charge, Claim, External, Hold, Shortage
 
 NOBODY_THERE = Charge()
 
 Fits = Callable[[Usage], bool]
 """Whether a claim fits beside a usage."""
+
+Kind = tuple[str, bool, bool]
+"""(the one pool it is in; empty: any card; whether it is on the processor alone; whether it is exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,13 @@ def harmed(
     It makes none for a waiter that shares no pool with it, or that would fit beside it once all pending bytes are back.
     The person's limit lies over everything: under one, all share. Exclusive use is of devices, not of bytes.
     """
+    return tuple(_each_harmed(blocked, joining, machine, leaving))
+
+
+def _each_harmed(blocked: Sequence[Waiter], joining: Charge, machine: Machine, leaving: Charge) -> Iterator[Waiter]:
     touched = joining.pools.union(joining.occupies)
     shared_limit = machine.ceilings.limit_bytes is not None
     settled, rooms = None, None
-    losers = []
     for waiter in blocked:
         if not shared_limit and touched.isdisjoint(waiter.places):
             continue
@@ -95,13 +102,12 @@ def harmed(
                 settled = machine.settled_for(waiter, joining, leaving)
                 rooms = Rooms(machine.ceilings, machine.external, settled)
             if not rooms.may_hold(waiter.claim, waiter.total_bytes):
-                losers.append(waiter)
+                yield waiter
                 continue
             left = settled
         priced = price_of(waiter, waiter.claim, machine.ceilings, machine.external, left)
         if isinstance(priced, Shortage):
-            losers.append(waiter)
-    return tuple(losers)
+            yield waiter
 
 
 def may_pass(
@@ -113,10 +119,12 @@ def may_pass(
     leaving: Charge = NOBODY_THERE,
 ) -> tuple[Waiter, ...] | None:
     """The waiters that lose a turn if `joining` is charged before `blocked` are; None if one of them is protected."""
-    if not blocked:
-        return ()
-    losers = harmed(blocked, joining, machine, leaving)
-    return None if any(protected(waiter, now, policy) for waiter in losers) else losers
+    losers = []
+    for waiter in _each_harmed(blocked, joining, machine, leaving):
+        if protected(waiter, now, policy):
+            return None
+        losers.append(waiter)
+    return tuple(losers)
 
 
 def next_grant(
@@ -157,11 +165,19 @@ def _first_grant(
 ) -> Grant | None:
     blocked: list[Waiter] = []
     rooms = Rooms(machine.ceilings, machine.external, machine.usage)
+    refused: dict[Kind, int] = {}
     for waiter in head:
         if aim is not None and waiter.floating:
             aim(waiter)
+        hold = None if held is None else held(waiter, waiter.claim)
         wanted = waiter.lease.claim if waiter.floating else waiter.claim
-        if rooms.may_hold(wanted, waiter.total_bytes) and not waiter.replaces:
+        if (
+            rooms.may_hold(wanted, waiter.total_bytes)
+            and not waiter.replaces
+            and (hold is None or waiter.floating)
+            and ((kind := _kind(waiter, wanted)) is None or waiter.total_bytes < refused.get(kind, math.inf))
+        ):
+            in_the_way = False
             for target, charge in fitting(waiter, machine):
                 if held is not None and held(waiter, target) is not None:
                     continue
@@ -170,10 +186,23 @@ def _first_grant(
                 passed = may_pass(blocked, charge, machine, now, policy)
                 if passed is not None:
                     return Grant(waiter, target, charge, passed)
+                in_the_way = True
+            if in_the_way and kind is not None:
+                refused[kind] = waiter.total_bytes
         # Who waits for a device to get well does not keep memory from others meanwhile, whether or not there is room.
-        hold = None if held is None else held(waiter, waiter.claim)
         if hold is None or not hold.lasts:
             blocked.append(waiter)
+    return None
+
+
+def _kind(waiter: Waiter, wanted: Claim) -> Kind | None:
+    """Claims of which the larger one harms whoever the smaller one harms: for bytes of the same one pool, or for one
+    card, whichever. None: it is of no such kind."""
+    lease = waiter.lease
+    if not wanted.devices:
+        return HOST, wanted.cpu_only, lease.exclusive
+    if len(wanted.devices) == 1 and not wanted.host_bytes:
+        return wanted.devices[0].device_id, False, lease.exclusive
     return None
 
 
