@@ -1,5 +1,6 @@
 """Asking fit how a model would be loaded here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -73,11 +74,21 @@ def purpose_of(plan: fit_pb.PlanModelResponse, kind: str, engine_build: str) -> 
 
 
 class Planner:
-    """fit, as an engine host uses it."""
+    """fit, as an engine host uses it.
+
+    Args:
+        complete: adds to options what the engine knows of itself, such as what its binary was built for.
+    """
 
     def __init__(
-        self, channel: grpc.aio.Channel, engine_kind: "plan_pb2.EngineKind.ValueType", patience_s: float, clock: Clock
+        self,
+        channel: grpc.aio.Channel,
+        engine_kind: "plan_pb2.EngineKind.ValueType",
+        patience_s: float,
+        clock: Clock,
+        complete: Callable[[plan_pb2.EngineOptions], None] = lambda options: None,
     ) -> None:
+        self._complete = complete
         self._stub = fit_service_pb2_grpc.FitServiceStub(channel)
         self._engine_kind = engine_kind
         self._patience_s = patience_s
@@ -98,6 +109,7 @@ class Planner:
         request = fit_pb.PlanModelRequest(
             model=model, engine_kind=self._engine_kind, workload=workload, options=options, engine_build=engine_build
         )
+        self._complete(request.options)
         deadline = self._clock.monotonic() + self._patience_s
         while True:
             try:

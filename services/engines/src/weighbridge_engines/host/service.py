@@ -100,7 +100,7 @@ async def build_engine_service(
         host = EngineHost(
             around,
             await asyncio.to_thread(kind.describe),
-            Planner(fit_channel, kind.engine_kind, settings.ledger_patience_s, clock),
+            Planner(fit_channel, kind.engine_kind, settings.ledger_patience_s, clock, kind.complete_options),
             LedgerGateway(ledger_channel, holder, policy, settings.ledger_patience_s, clock),
             RestartBudget(),
             settings.idle_timeout_s or None,

@@ -69,6 +69,7 @@ class MlxKind:
     title = "The MLX engine"
     engine_kind = plan_pb2.ENGINE_KIND_MLX
     does_chat = True
+    does_images = False
     exclusive = False
 
     def __init__(
@@ -114,6 +115,9 @@ class MlxKind:
                 "the model, leave them out.",
                 metadata={"options": ",".join(missing)},
             )
+
+    def complete_options(self, options: plan_pb2.EngineOptions) -> None:
+        """There is nothing to add."""
 
     def check_plan(self, plan: fit_pb.PlanModelResponse) -> None:
         """Refuse what is no MLX launch of files on this machine."""

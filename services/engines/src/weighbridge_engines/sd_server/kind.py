@@ -69,6 +69,11 @@ class SdKind:
                 metadata={"options": "parts.lora"},
             )
 
+    def complete_options(self, options: plan_pb2.EngineOptions) -> None:
+        """What the binary was built for decides where weights and working buffers lie."""
+        if self._binary is not None and not options.sd.HasField("backend"):
+            options.sd.backend = self._binary.backend
+
     def check_plan(self, plan: fit_pb.PlanModelResponse) -> None:
         """Refuse what is no launch of sd-server, or none of this build."""
         if plan.launch.WhichOneof("engine") != "sd" or not plan.launch.sd.arguments:
