@@ -58,7 +58,7 @@ def choose(candidates: Iterable[Candidate], base: Usage, fits: Fits, exact: int)
 
 
 def _first_that_suffice(candidates: Iterator[Candidate], base: Usage, fits: Fits) -> tuple[Candidate, ...] | None:
-    usage = _copy(base)
+    usage = base.copy()
     taken: list[Candidate] = []
     for candidate in candidates:
         taken.append(candidate)
@@ -89,9 +89,9 @@ class _Search:
         self._given = candidates
         self._order = sorted(candidates, key=_worst_first)
         self._fits = fits
-        self._without_taken = _copy(base)
+        self._without_taken = base.copy()
         """Usage once those that were taken are gone."""
-        self._without_open = _copy(base)
+        self._without_open = base.copy()
         """Usage once those that were taken or are still undecided are gone."""
         self._taken: list[Candidate] = []
         # Leases of equal charge are equal to `fits`: a set is known by how many of each charge are gone, as the digits
@@ -180,7 +180,3 @@ def _worst_first(candidate: Candidate) -> tuple[int, int, float]:
 
 def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return (one[0] + other[0], one[1] + other[1])
-
-
-def _copy(usage: Usage) -> Usage:
-    return usage.after(Usage(), Charge())
