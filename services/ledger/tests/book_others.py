@@ -277,17 +277,19 @@ def pass_a_second(state: State) -> None:
 
 
 def restart(state: State) -> None:
-    """Holders say anew what they use; who waited asks again at once."""
+    """Holders say anew what they use; who waited asks again at once, in the order of waiting. (Heard earlier, others get
+    what is free before the ledger knows who waited: again and again, if it is restarted again and again.)"""
     world = state.world
     waiting = [player for player in state.players if state.lease(player.lease_id) is LeaseState.QUEUED]
+    waiting.sort(key=lambda player: world.book.view(player.lease_id).queue_position)
     world.restart()
     for player in state.players:
-        if player in waiting:
-            claim_at(state, player, player.role.places[0], player.role.size)
-        elif state.lease(player.lease_id).charged:
+        if state.lease(player.lease_id).charged:
             world.book.attach(player.lease_id, world.process(player.pid), "", world.now)
             if player.busy_s is not None and state.lease(player.lease_id) is LeaseState.ACTIVE:
                 world.book.begin_use(player.lease_id, world.secret(player.lease_id), "use", world.now)
+    for player in waiting:
+        claim_at(state, player, player.role.places[0], player.role.size)
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
