@@ -277,8 +277,8 @@ def pass_a_second(state: State) -> None:
 
 
 def restart(state: State) -> None:
-    """Holders say anew what they use; who waited asks again at once, in the order of waiting. (Heard earlier, others get
-    what is free before the ledger knows who waited: again and again, if it is restarted again and again.)"""
+    """Holders say anew what they use; who waited asks again at once, in the order of waiting. (Heard earlier, others
+    get what is free before the ledger knows who waited: again and again, if it is restarted again and again.)"""
     world = state.world
     waiting = [player for player in state.players if state.lease(player.lease_id) is LeaseState.QUEUED]
     waiting.sort(key=lambda player: world.book.view(player.lease_id).queue_position)
