@@ -248,6 +248,7 @@ def test_swap_asks_every_owner_on_the_device_and_none_elsewhere(new_world) -> No
     for chat in chats:
         world.release(*chat)
     assert world.state(image.lease_id) is GRANTED
+    assert world.book.admit(_cpu_only(world, 5, 5), world.now).lease.state is GRANTED
 
 
 def _cpu_only(world, size: int, pid: int) -> Ask:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from weighbridge_common.sizes import format_gib
 
-from weighbridge_ledger.book.charging import Usage, price, static_shortage
+from weighbridge_ledger.book.charging import Usage, price
 from weighbridge_ledger.book.states import HOST, Ceilings, Charge, Claim, External, Shortage
 
 SMALLER = "A smaller context or quantisation would help."
@@ -28,12 +28,13 @@ def exceeds_text(claim: Claim, shortage: Shortage, ceilings: Ceilings) -> str:
         ceilings: the machine's, with the person's limit.
     """
     if shortage.cause == "LIMIT" and ceilings.limit_bytes is not None:
-        fits_without = static_shortage(claim, replace(ceilings, limit_bytes=None)) is None
-        advice = "A higher limit, or a smaller context or quantisation, would help." if fits_without else SMALLER
+        # Nothing else was missing, and a limit makes more spill, not less: without it the claim fits.
         return (
             f"It needs {format_gib(claim.total_bytes)}, and the limit that was set allows models "
-            f"{format_gib(ceilings.limit_bytes)} in all, even with nothing else loaded. {advice}"
+            f"{format_gib(ceilings.limit_bytes)} in all, even with nothing else loaded. A higher limit, or a smaller "
+            "context or quantisation, would help."
         )
+    ceilings = replace(ceilings, limit_bytes=None)  # it is not what is in the way
     if claim.devices:
         needs = f"{format_gib(sum(want.required_bytes for want in claim.devices))} of graphics memory"
         if claim.host_bytes > 0:
