@@ -5,27 +5,21 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator
 
-import grpc
-from weighbridge_common.sizes import format_gib
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
 from weighbridge_proto.ledger.v1 import lease_pb2
 
-from weighbridge_engines.host import failures
 from weighbridge_engines.host.engine_host import EngineHost
 from weighbridge_engines.host.kind import EngineLostError
 from weighbridge_engines.host.metrics import ChatMeasure, mark_chat_end, mark_chat_span
 from weighbridge_engines.host.refusals import LeaseEndingError
 from weighbridge_engines.host.residency import Residency
+from weighbridge_engines.host.troubles import broken_off, explained, refuse_over_grant
 from weighbridge_engines.host.visit import Visit
-from weighbridge_engines.host.waiting import first_of
 from weighbridge_engines.host.wish import Wish
 
 MAX_LOADS = 3
 """A model that is taken away before it could be used is loaded again this often, all in all."""
-
-EXPLANATION_S = 3.0
-"""How long a broken answer waits to hear why the engine ended. It takes some tens of milliseconds."""
 
 
 async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
@@ -90,23 +84,19 @@ async def _answer(
     host: EngineHost, visit: Visit, request: chat_pb.ChatRequest
 ) -> AsyncGenerator[chat_pb.ChatResponse, None]:
     residency = visit.residency
-    if residency.over_grant and residency.footprint is not None:
-        # Measured a while ago: what the last answer held may have been freed since.
-        held, grant = await residency.footprint.measure(), residency.hold.charged_host_bytes
-        if residency.over_grant:
-            raise RequestError.from_failure(failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
+    await refuse_over_grant(residency)
     mark_chat_span(host.around.kind.name, residency.plan.model_name, residency.hold.lease_id, request)
     now, use_id = host.around.clock.monotonic, uuid.uuid4().hex
     # Busy from its turn on, not from the queue on: between two turns an engine may be asked to vacate, or those who
     # wait for it would keep every other claim waiting.
     async with residency.queue.slot():
         try:
-            if (broken_off := _broken_off(residency)) is not None:
-                raise broken_off
+            if (failure := broken_off(residency)) is not None:
+                raise failure
             asked_s = now()
             async with contextlib.aclosing(residency.hold.begin_use(use_id, residency.forced)) as rests:
-                async for failure in rests:
-                    yield _waiting(failure, now() - asked_s)
+                async for why_not in rests:
+                    yield _waiting(why_not, now() - asked_s)
             visit.begun()
             host.tell_change()
             started_s = now()
@@ -120,13 +110,6 @@ async def _answer(
             raise
         finally:
             residency.hold.end_use(use_id)
-
-
-def _broken_off(residency: Residency) -> RequestError | None:
-    """Why the model was ended without waiting for its calls; None: it was not."""
-    if residency.trouble.done():
-        return RequestError.from_failure(residency.trouble.result().failure)
-    return RequestError.from_failure(residency.forced.result()) if residency.forced.done() else None
 
 
 def _waiting(failure: RpcFailure, waited_s: float) -> chat_pb.ChatResponse:
@@ -143,11 +126,4 @@ async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGe
                 residency.sign_of_life()
                 yield response
     except EngineLostError as error:
-        raise await _explained(residency, error) from error
-
-
-async def _explained(residency: Residency, lost: EngineLostError) -> RequestError:
-    """Why the engine is gone."""
-    await first_of(residency.forced, residency.trouble, timeout_s=EXPLANATION_S)
-    unexplained = RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", f"The engine broke off the answer ({lost}).")
-    return _broken_off(residency) or unexplained
+        raise await explained(residency, error) from error

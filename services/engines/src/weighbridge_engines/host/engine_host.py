@@ -2,7 +2,9 @@
 
 import asyncio
 import contextvars
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import structlog
@@ -175,6 +177,9 @@ class EngineHost:
         self.around.kind.check_plan(plan)
         if wont_run:
             raise failures.wont_run(plan)
+        if wish.options.sd.parts:
+            # The other options come back as planned. With these, the plan can be made again for other work.
+            plan.options.sd.parts.update(wish.options.sd.parts)
         return plan
 
     def start_load(self, wish: Wish, key: RequestKey, plan: fit_pb.PlanModelResponse) -> LoadJob:
@@ -183,12 +188,17 @@ class EngineHost:
         exhausted_s = self._budget.exhausted_for_s(self.around.clock.monotonic())
         if exhausted_s is not None:
             raise failures.budget_exhausted(self.around.kind.title, exhausted_s)
-        job = LoadJob(plan, key, self._terms_of(wish))
+        assert wish.model is not None
+        job = LoadJob(wish.model, plan, key, self._terms_of(wish))
         job.tell(engine_pb.LoadModelResponse(planned=engine_pb.LoadPlanned(plan=plan)))
         self._jobs.append(job)
         job.run_as(asyncio.create_task(self._run(job, wish), name=f"load-{plan.model_name}"))
         self.tell_change()
         return job
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        """Do something that outlives the call which began it; it ends with the host at the latest."""
+        return self._tasks.start(work, name)
 
     def refuse_if_stopping(self) -> None:
         """Raise ENGINE_STOPPING once the service ends."""
@@ -211,7 +221,6 @@ class EngineHost:
             self.tell_change()
 
     async def _load(self, job: LoadJob, wish: Wish) -> Residency:
-        assert wish.model is not None
         if (same := self._loaded_as(job)) is not None:
             return same
         if self._current is not None and self._current.state is ResidencyState.READY:
@@ -219,7 +228,7 @@ class EngineHost:
         self.refuse_if_stopping()
         await self.around.clock.sleep(self._budget.delay_s(self.around.clock.monotonic()))
         hold = await self._claim(job)
-        residency = Residency(wish.model, job.plan, job.terms, job.aliases, hold, self.around)
+        residency = Residency(job.model, job.plan, job.terms, job.aliases, hold, self.around)
         self._current = residency
         self.tell_change()
         try:
@@ -345,8 +354,8 @@ class EngineHost:
             self.tell_change()
 
     async def _observe(self, residency: Residency) -> None:
-        plan, footprint = residency.plan, residency.footprint
-        if footprint is None or footprint.peak_bytes <= 0:
+        plan, footprint = residency.measured_as, residency.footprint
+        if plan is None or footprint is None or footprint.peak_bytes <= 0:
             return
         self._metrics.peaked(plan.model_name, planned_bytes(plan), footprint.peak_bytes)
         observation = lease_pb2.Observation(

@@ -6,6 +6,9 @@ from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 
 from weighbridge_engines.supervisor.exits import ExitCause, ExitExplanation
 
+RENDER_CANCELLED = "RENDER_CANCELLED"
+"""Why an engine ends in the midst of a render that nobody waits for. Requests in its queue have it loaded again."""
+
 
 def ledger_unreachable() -> RequestError:
     """The ledger does not answer."""
@@ -94,6 +97,15 @@ def out_of_grant(footprint_text: str, grant_text: str, footprint_bytes: int, gra
         f"The engine holds {footprint_text}, more than the {grant_text} that it was granted.",
         {"footprint_bytes": str(footprint_bytes), "grant_bytes": str(grant_bytes)},
         retry_after_s=5.0,
+    )
+
+
+def render_cancelled() -> RpcFailure:
+    """The engine is ended with a render that nobody waits for."""
+    return RpcFailure(
+        grpc.StatusCode.ABORTED,
+        RENDER_CANCELLED,
+        "The engine was ended, because a cancelled render would have held it.",
     )
 
 

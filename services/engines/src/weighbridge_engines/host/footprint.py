@@ -63,6 +63,33 @@ def shrunk(lease: lease_pb2.Lease, held_bytes: int, asked_bytes: int) -> require
     )
 
 
+def grown(lease: lease_pb2.Lease, claim: requirement_pb2.Claim) -> requirement_pb2.Claim | None:
+    """The claim that a lease must have instead, so that work which would claim ``claim`` is covered; None: it is.
+
+    Nothing that the lease has is given back by it. On cards it names the one that the lease is on: the split is fixed
+    at the grant, and what spilled from a card counts for it.
+    """
+    charge, had = lease.charge, lease.claim
+    charged_on_cards = sum(device.bytes for device in charge.devices) + charge.spilled_bytes
+    needed_on_cards = sum(device.required_bytes for device in claim.devices)
+    if claim.host_bytes <= charge.host_bytes - charge.spilled_bytes and needed_on_cards <= charged_on_cards:
+        return None
+    wanted = requirement_pb2.Claim(
+        host_bytes=max(had.host_bytes, claim.host_bytes),
+        optional_host_bytes=had.optional_host_bytes,
+        source=claim.source,
+        cpu_only=had.cpu_only,
+    )
+    if had.devices:
+        card = charge.devices[0].device_id if charge.devices else had.devices[0].device_id
+        wanted.devices.add(
+            device_id=card,
+            required_bytes=max(needed_on_cards, sum(device.required_bytes for device in had.devices)),
+            optional_bytes=sum(device.optional_bytes for device in had.devices),
+        )
+    return wanted
+
+
 @dataclass(frozen=True)
 class Probe:
     """How memory is measured; passed in, so that tests say what an engine holds.

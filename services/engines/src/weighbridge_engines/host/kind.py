@@ -98,6 +98,11 @@ class Kind(Protocol):
         ...
 
     @property
+    def does_images(self) -> bool:
+        """Whether it renders images: then its runtimes are :class:`weighbridge_engines.sd_server.jobs.ImageRuntime`."""
+        ...
+
+    @property
     def exclusive(self) -> bool:
         """Whether its claims are for devices that nobody else is on, where a load does not say otherwise.
 
@@ -116,6 +121,10 @@ class Kind(Protocol):
         Raises:
             RequestError: INVALID_ARGUMENT INVALID_OPTION.
         """
+        ...
+
+    def complete_options(self, options: plan_pb2.EngineOptions) -> None:
+        """Add what the engine knows of itself and a plan depends on, such as what its binary was built for."""
         ...
 
     def check_plan(self, plan: fit_pb.PlanModelResponse) -> None:

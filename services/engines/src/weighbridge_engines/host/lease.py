@@ -70,7 +70,7 @@ class LeaseHold:
         vacate: set, with the reason, when the ledger asks to vacate.
         lost: set, with the reason, when the engine must end at once: the bytes are given away, or are not enough.
         over: whether it is released, or given away.
-        granted_bytes: what was charged at the grant, wherever it lives.
+        granted_bytes: what was charged at the grant, or after it grew on request, wherever it lives.
         shrink_asked: set when optional bytes are asked back; :attr:`shrink_bytes` says how many. Whoever has looked
             clears it.
     """

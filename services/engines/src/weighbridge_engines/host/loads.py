@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
+from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_engines.host.ledger import ClaimTerms
 from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
@@ -19,6 +20,7 @@ class LoadJob:
     """A load in progress.
 
     Attributes:
+        model: as it was named first.
         key: which load it is.
         plan: its plan.
         terms: of its claim.
@@ -26,7 +28,10 @@ class LoadJob:
         users: stakes of calls that want to use the model when it is loaded: until they have, it is not replaced.
     """
 
-    def __init__(self, plan: fit_pb.PlanModelResponse, alias: RequestKey, terms: ClaimTerms) -> None:
+    def __init__(
+        self, model: weights_pb2.ModelRef, plan: fit_pb.PlanModelResponse, alias: RequestKey, terms: ClaimTerms
+    ) -> None:
+        self.model = model
         self.key: PlanKey = key_of(plan)
         self.plan = plan
         self.terms = terms

@@ -7,6 +7,8 @@ from opentelemetry import trace
 from weighbridge_common import telemetry
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 
+from weighbridge_engines.sd_server.jobs import RenderJob
+
 # Names of the semantic conventions for generative AI (OpenTelemetry 1.45; package opentelemetry-semantic-conventions
 # 0.66b2 has no module that is not marked incubating for them, so the names stand here).
 OPERATION, PROVIDER = "gen_ai.operation.name", "gen_ai.provider.name"
@@ -26,6 +28,7 @@ FIRST_TOKEN_BUCKETS_S = (
 PER_TOKEN_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 """Bounds that the conventions give."""
 
+RENDER_BUCKETS_S = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 LOAD_BUCKETS_S = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # Around 1, where estimate and measurement agree. A ratio, not a difference: a histogram takes no negative value.
 ESTIMATE_BUCKETS = (0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
@@ -69,6 +72,10 @@ class HostMetrics:
             "weighbridge.engine.load.duration", "s", "Time from start of the process to ready.",
             explicit_bucket_boundaries_advisory=LOAD_BUCKETS_S,
         )  # fmt: skip
+        self._render = meter.create_histogram(
+            "weighbridge.engine.render.duration", "s", "Time from a request for images to the end of the last one.",
+            explicit_bucket_boundaries_advisory=RENDER_BUCKETS_S,
+        )  # fmt: skip
         self._estimate = meter.create_histogram(
             "weighbridge.engine.estimate.ratio", "1", "Measured peak over planned peak.",
             explicit_bucket_boundaries_advisory=ESTIMATE_BUCKETS,
@@ -77,6 +84,12 @@ class HostMetrics:
     def loaded(self, model_name: str, seconds: float) -> None:
         """A model became ready."""
         self._load.record(seconds, {**self._kind, REQUEST_MODEL: model_name})
+
+    def rendered(self, model_name: str, seconds: float, error_type: str | None) -> None:
+        """A request for images ended; ``error_type`` names why, if not well."""
+        model = {REQUEST_MODEL: model_name} if model_name else {}
+        failed = {ERROR_TYPE: error_type} if error_type else {}
+        self._render.record(seconds, {**self._kind, **model, **failed})
 
     def peaked(self, model_name: str, planned_bytes: int, peak_bytes: int) -> None:
         """A model was unloaded, having held ``peak_bytes``."""
@@ -117,6 +130,23 @@ def mark_chat_span(kind: str, model_name: str, lease_id: str, request: chat_pb.C
     for field in REQUEST_SAMPLING:
         if request.sampling.HasField(field):
             span.set_attribute(f"gen_ai.request.{field}", getattr(request.sampling, field))
+
+
+def mark_image_span(kind: str, model_name: str, lease_id: str, job: RenderJob) -> None:
+    """Say on the current span which model renders, and how much."""
+    trace.get_current_span().set_attributes(
+        {
+            PROVIDER: f"weighbridge.{kind}",
+            REQUEST_MODEL: model_name,
+            RESPONSE_MODEL: model_name,
+            "weighbridge.engine.kind": kind,
+            "weighbridge.lease_id": lease_id,
+            "weighbridge.image.width": job.width,
+            "weighbridge.image.height": job.height,
+            "weighbridge.image.batch": job.batch,
+            "weighbridge.image.steps": job.steps,
+        }
+    )
 
 
 def mark_chat_end(finished: chat_pb.ChatFinished) -> None:

@@ -20,12 +20,12 @@ from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.clock import Clock
-from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, judge, shrunk
+from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, grown, judge, shrunk
 from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
 from weighbridge_engines.host.lease import LeaseHold
 from weighbridge_engines.host.ledger import ClaimTerms
 from weighbridge_engines.host.occupancy import Occupancy
-from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of
+from weighbridge_engines.host.plans import PlanKey, RequestKey, key_of, planned_bytes
 from weighbridge_engines.host.refusals import LeaseEndingError
 from weighbridge_engines.host.requests import RequestQueue
 from weighbridge_engines.host.states import ResidencyState, advance
@@ -95,6 +95,8 @@ class Residency:
         aliases: requests that mean it.
         hold: its lease.
         use: who uses it.
+        measured_as: the plan that its peak is to be held against; None: it was put to no use that was planned. A
+            renderer's peak is that of its largest render, and of a loaded one that rendered nothing it says nothing.
         state: where it stands.
         trouble: set when it must end at once.
         on_idle: called when it has been idle for long enough.
@@ -117,6 +119,7 @@ class Residency:
         self.aliases = aliases
         self.hold = hold
         self.use = Occupancy(around.clock)
+        self.measured_as = None if around.kind.does_images else plan
         self.state = ResidencyState.STARTING
         self.trouble: asyncio.Future[Trouble] = loop.create_future()
         self.on_idle: Callable[[], object] = lambda: None
@@ -127,6 +130,7 @@ class Residency:
         self.load_time_s = 0.0
         self.ready_wall_s = 0.0
         self._last_sign_s = 0.0
+        self._sized_by = plan
         self._around = around
         self._runtime: Runtime | None = None
         self._watchers = TaskOwner()
@@ -162,8 +166,26 @@ class Residency:
     @property
     def _priced_host_bytes(self) -> int:
         """The most that the plan said it may need of host memory."""
-        needed = self.plan.requirement
+        needed = self._sized_by.requirement
         return max(0, needed.total.high_bytes - needed.device_peak.high_bytes)
+
+    async def cover(self, plan: fit_pb.PlanModelResponse) -> None:
+        """Make the lease large enough for work that was planned as ``plan``. It stays so: such work comes again.
+
+        Raises:
+            RequestError: RESOURCE_EXHAUSTED CANNOT_GROW and the ledger's other refusals; the lease is as it was.
+            LeaseEndingError: the lease is vacating or over.
+        """
+        if (claim := grown(self.hold.lease, plan.claim)) is not None:
+            await self.hold.resize(claim)
+            self.hold.granted_bytes = max(self.hold.granted_bytes, self.hold.charged_bytes)
+        if planned_bytes(plan) > planned_bytes(self._sized_by):
+            self._sized_by = plan
+
+    def has_done(self, plan: fit_pb.PlanModelResponse) -> None:
+        """Work that was planned as ``plan`` is done."""
+        if self.measured_as is None or planned_bytes(plan) > planned_bytes(self.measured_as):
+            self.measured_as = plan
 
     async def until_free(self) -> None:
         """Return when nobody uses it, or when it must not be waited for."""

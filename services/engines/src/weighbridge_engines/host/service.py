@@ -22,7 +22,7 @@ from weighbridge_engines.host.lease import LeasePolicy
 from weighbridge_engines.host.ledger import LedgerGateway
 from weighbridge_engines.host.plans import Planner
 from weighbridge_engines.host.residency import ResidencyPolicy, Surroundings
-from weighbridge_engines.host.servicers import ChatServicer, EngineServicer, NoImages
+from weighbridge_engines.host.servicers import ChatServicer, EngineServicer, ImageServicer, NoImages
 from weighbridge_engines.settings import EngineSettings
 from weighbridge_engines.supervisor import cgroup
 from weighbridge_engines.supervisor.budget import RestartBudget
@@ -107,10 +107,18 @@ async def build_engine_service(
         )
         context.add(engine_service_pb2_grpc.add_EngineServiceServicer_to_server, EngineServicer(host, context.stopping))
         context.add(chat_service_pb2_grpc.add_ChatServiceServicer_to_server, ChatServicer(host))
-        context.add(image_service_pb2_grpc.add_ImageServiceServicer_to_server, NoImages(host))
+        context.add(image_service_pb2_grpc.add_ImageServiceServicer_to_server, _image_servicer(host))
         tasks = TaskOwner()
         tasks.start(_stop_with(context.stopping, host), "engine-stopping")
         return EngineService(host, tasks, opened.pop_all())
+
+
+def _image_servicer(host: EngineHost) -> image_service_pb2_grpc.ImageServiceServicer:
+    if not host.around.kind.does_images:
+        return NoImages(host)
+    from weighbridge_engines.host.images import Images  # pictures need Pillow, which only such an engine brings
+
+    return ImageServicer(Images(host).generate)
 
 
 async def _stop_with(stopping: asyncio.Event, host: EngineHost) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -116,6 +116,30 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
         if not self._host.around.kind.does_chat:
             raise _does_not(self._host, "ENGINE_DOES_NOT_CHAT", "chats")
         async with contextlib.aclosing(chat(self._host, request)) as responses:
+            async for response in responses:
+                yield response
+
+
+class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
+    """See the contract.
+
+    Args:
+        generate: serves one request.
+    """
+
+    def __init__(
+        self,
+        generate: Callable[
+            [image_service_pb2.GenerateImageRequest], AsyncGenerator[image_service_pb2.GenerateImageResponse, None]
+        ],
+    ) -> None:
+        self._generate = generate
+
+    async def GenerateImage(  # noqa: N802
+        self, request: image_service_pb2.GenerateImageRequest, context: Context
+    ) -> AsyncIterator[image_service_pb2.GenerateImageResponse]:
+        """Streams the images of one request."""
+        async with contextlib.aclosing(self._generate(request)) as responses:
             async for response in responses:
                 yield response
 

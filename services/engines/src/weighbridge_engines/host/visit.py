@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
+from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.engine_host import EngineHost
@@ -13,11 +14,21 @@ from weighbridge_engines.host.wish import Wish
 
 
 class Visit:
-    """One call's stake in a load, and then in the loaded model. :meth:`close` gives it back."""
+    """One call's stake in a load, and then in the loaded model. :meth:`close` gives it back.
 
-    def __init__(self, host: EngineHost, wish: Wish, wants_use: bool) -> None:
+    Args:
+        host: the engine.
+        wish: what the call wants.
+        wants_use: whether it is going to use the model, not only to have it loaded.
+        plan: the wish's plan, where it is made already.
+    """
+
+    def __init__(
+        self, host: EngineHost, wish: Wish, wants_use: bool, plan: fit_pb.PlanModelResponse | None = None
+    ) -> None:
         self._host = host
         self._wish = wish
+        self._plan = plan
         self._wants_use = wants_use
         self._job: LoadJob | None = None
         self._residency: Residency | None = None
@@ -49,7 +60,7 @@ class Visit:
             if job is None:
                 if key is None:
                     raise failures.no_model_loaded(ending=host.current is not None)
-                plan = await host.plan(wish)
+                plan = self._plan or await host.plan(wish)
                 same = host.find_same(wish, plan, key)
                 if isinstance(same, Residency):
                     self._have(same)

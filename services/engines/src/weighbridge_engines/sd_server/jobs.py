@@ -79,6 +79,14 @@ class Rendered:
 class ImageRuntime(Runtime, Protocol):
     """A started engine process that renders."""
 
+    def check(self, job: RenderJob) -> None:
+        """Refuse what the engine would silently replace by its default.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT UNKNOWN_SAMPLER or UNKNOWN_SCHEDULER.
+        """
+        ...
+
     def render(self, job: RenderJob) -> AsyncGenerator[RenderProgress | Rendered, None]:
         """One render: progress, then the images.
 
