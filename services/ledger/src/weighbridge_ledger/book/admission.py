@@ -324,7 +324,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         if lease.request_id:
             self._writes.append(PutTicket(_ticket_of(waiter)))
         self._tell(EventKind.QUEUED, now, lease)
-        self._unsettled = True
+        self._unasked = True
         self._settle(now)
         entered = self._entries.get(lease.lease_id)
         return Admission(lease if entered is None else entered.lease, stream)

@@ -125,6 +125,9 @@ class BookCore:
         self._timer_numbers = count()
         self._looked_at = now.monotonic
         self._unsettled = False
+        """Somebody who waits might be granted now: room, order or what keeps others from room has changed."""
+        self._unasked = False
+        """Somebody might be asked now: who may be asked has changed, or who waits."""
 
     # -- what is left behind ---------------------------------------------------------------------------------------
 
@@ -173,6 +176,7 @@ class BookCore:
 
     def _charge(self, entry: Entry) -> None:
         """Start charging an entry's grant."""
+        self._unsettled = True
         self._usage.add(entry.lease.charge)
         for pool in entry.lease.charge.pools.union(entry.lease.charge.occupies):
             self._by_pool.setdefault(pool, {})[entry.lease.lease_id] = None
@@ -204,6 +208,7 @@ class BookCore:
             self._stuck.add(entry.lease.charge, 1 if stuck else -1)
             entry.stuck = stuck
             self._hopes += 1
+            self._unsettled = True
 
     def _forget_shrink(self, entry: Entry) -> None:
         """What was asked back of an entry is no longer hoped for."""
@@ -242,7 +247,7 @@ class BookCore:
             self._residents.put(
                 Resident(lease.lease_id, lease.charge, lease.priority, idle_since, entry.resident_until, stage)
             )
-        self._unsettled = True
+        self._unasked = True
         self._schedule(entry)
 
     def _stage(self, entry: Entry, now: Moment) -> Stage:
@@ -279,6 +284,7 @@ class BookCore:
     def _end_loading(self, lease_id: str) -> None:
         self._loading.pop(lease_id, None)
         self._loading_on_gpu.pop(lease_id, None)
+        self._unsettled = self._unsettled or self._ceilings.one_start_at_a_time
 
     def _anything_held(self) -> bool:
         """Whether somebody may not be loaded somewhere just now."""
@@ -345,6 +351,7 @@ class BookCore:
         entry.vacate_deadline = now.monotonic + self._policy.vacate_s
         entry.asked_by = asked_by
         self._pending.add(entry.lease.charge)
+        self._unsettled = True
         self._write(entry)
         self._tell(EventKind.VACATING, now, entry.lease)
         self._review(entry, now)
@@ -354,6 +361,7 @@ class BookCore:
         entry.shrink = Shrink(entry.lease.charge.optional_bytes, now.monotonic + self._policy.shrink_s)
         entry.shrink_asked = True
         self._pending.add_optional(entry.lease.charge)
+        self._unsettled = True
         self._tell(EventKind.SHRINK_ASKED, now, entry.lease)
         self._review(entry, now)
 

@@ -16,31 +16,31 @@ class SettlingCore(ReclaimCore):
 
     def _settle(self, now: Moment) -> None:
         """Grant whoever can be granted; then let the first of those who cannot ask."""
-        while self._unsettled:
-            self._unsettled = False
+        while self._unsettled or self._unasked:
             if not len(self._queue):
+                self._unsettled = self._unasked = False
                 return
-            grant = passing.next_grant(
-                self._queue,
-                self._machine(),
-                self._aiming(now) if self._ceilings.devices else None,
-                self._held_for if self._anything_held() else None,
-                now.monotonic,
-                self._policy,
-            )
-            if grant is not None:
-                self._grant_waiting(grant, now)
+            if self._unsettled and self._grant_next(now):
                 continue
+            self._unsettled = self._unasked = False
             self._reclaim(now)
             for sequence in list(self._careful):
                 careful = self._queue.get(sequence)
                 if careful is not None and not self._may_go_on_waiting(careful, now):
                     self._unqueue(careful, ReleaseCause.WOULD_WAIT_FOR_USE, now)
 
-    def _held_for(self, waiter: Waiter, target: Claim) -> Hold | None:
-        return self._held(waiter.lease.claim, target)
-
-    def _grant_waiting(self, grant: passing.Grant, now: Moment) -> None:
+    def _grant_next(self, now: Moment) -> bool:
+        """Grant the first in order who may be granted; False: nobody may."""
+        grant = passing.next_grant(
+            self._queue,
+            self._machine(),
+            self._aiming(now) if self._ceilings.devices else None,
+            self._held_for if self._anything_held() else None,
+            now.monotonic,
+            self._policy,
+        )
+        if grant is None:
+            return False
         waiter = grant.waiter
         self._count_passes(grant.passed)
         self._leave_queue(waiter, now)
@@ -48,6 +48,10 @@ class SettlingCore(ReclaimCore):
             self._writes.append(DropTicket(waiter.lease.request_id))
         charge = self._with_optional(grant.charge, grant.target, waiter.lease)
         self._grant(waiter.lease, charge, waiter.stream, now)
+        return True
+
+    def _held_for(self, waiter: Waiter, target: Claim) -> Hold | None:
+        return self._held(waiter.lease.claim, target)
 
     def _with_optional(self, charge: Charge, target: Claim, lease: Lease) -> Charge:
         """The charge of a grant, with what is left over of the claim's optional bytes (rule 4)."""

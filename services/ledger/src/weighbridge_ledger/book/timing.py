@@ -38,6 +38,7 @@ class TimedCore(SettlingCore):
         if entry.vacate_deadline is not None and not entry.overdue and entry.vacate_deadline <= now.monotonic:
             # Overdue bytes are no longer hoped for: counting them, a 3-of-4 claim waited 1,087 s instead of 206 (P).
             self._pending.remove(lease.charge)
+            self._unsettled = True
             entry.overdue = True
             self._overdue[lease.lease_id] = None
             self._tell(EventKind.OVERDUE, now, lease)
