@@ -87,6 +87,8 @@ def read(data: bytes, field: str, mode: Mode = "RGB") -> Image.Image:
         raise
     except UnidentifiedImageError as error:
         raise _invalid(field, "is no PNG, JPEG or WebP picture") from error
+    except Image.DecompressionBombError as error:
+        raise _too_many_pixels(field, "far too many") from error
     except Exception as error:
         # Decoders of broken files raise whatever they stumble over: OSError, SyntaxError, ValueError, struct.error, ...
         raise _invalid(field, "is broken or cut off: it cannot be decoded") from error
@@ -153,7 +155,7 @@ def generation_data(png: bytes) -> str:
 def _refuse_unfit(opened: Image.Image, field: str) -> None:
     width, height = opened.size
     if width * height > MOST_PIXELS:
-        raise _invalid(field, f"has {width} x {height} pixels; at most {MOST_PIXELS / 1e6:.1f} megapixels are taken")
+        raise _too_many_pixels(field, f"{width} x {height}")
     # Phones put a second view or a depth map behind a JPEG ("MPO"): that is no animation, and the first one counts.
     if opened.format != "MPO" and getattr(opened, "is_animated", False):
         raise _invalid(field, "is an animation; send one picture of it")
@@ -213,6 +215,10 @@ def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError("cut off")
         yield kind, data
         at += 12 + length
+
+
+def _too_many_pixels(field: str, which: str) -> RequestError:
+    return _invalid(field, f"has {which} pixels; at most {MOST_PIXELS / 1e6:.1f} megapixels are taken")
 
 
 def _invalid(field: str, why: str) -> RequestError:

@@ -218,8 +218,8 @@ def plain_text(prompt: str) -> str:
     """A prompt of which the engine sees nothing but the text.
 
     A space is put behind each ``<`` that a letter, a slash, a bar or an exclamation mark follows. So no tag, of this
-    build or another, is recognised, and the words stay: to CLIP's tokenizer the text is the very same. NUL, at which
-    the engine would stop reading, becomes a space. Weights such as ``(word:1.2)`` are left to the engine.
+    build or another, is recognised, and every word of it is there to be drawn. NUL, at which the engine would stop
+    reading, becomes a space. Weights such as ``(word:1.2)`` are left to the engine: they change no parameter.
     """
     return _TAG.sub("< ", prompt.replace("\0", " "))
 
