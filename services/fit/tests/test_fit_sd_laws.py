@@ -21,8 +21,8 @@ from weighbridge_fit.laws.sd_buffers import (
     vae_encode_bytes,
 )
 from weighbridge_fit.laws.sd_process import (
-    arena_growth_bytes,
     cpu_work_bytes,
+    heap_growth_bytes,
     load_transient_bytes,
     process_base_bytes,
     render_overhead_bytes,
@@ -267,13 +267,13 @@ def test_loading_holds_a_buffer_for_the_largest_tensor_that_is_converted() -> No
     assert load_transient_bytes([], threads=8) == Range(0, 0, 0)
 
 
-def test_arenas_grow_by_small_text_buffers_only() -> None:
-    # A 31 MiB text buffer made 104 MiB of resident set 403 MiB in nine renders, one for each of eight threads and
-    # the first; buffers of 32 MiB and more are mapped apart and given back.
-    growth = arena_growth_bytes(Range.exactly(31 * MIB))
+def test_the_heap_grows_by_small_text_buffers_only() -> None:
+    # A 31 MiB text buffer made 104 MiB of resident set 403 MiB in nine renders; buffers of 32 MiB and more are mapped
+    # apart and given back.
+    growth = heap_growth_bytes(Range.exactly(31 * MIB))
     assert growth.expected == 0
     assert growth.high >= (403 - 104 - 41) * MIB
-    assert arena_growth_bytes(Range.exactly(68 * MIB)) == Range(0, 0, 0)
+    assert heap_growth_bytes(Range.exactly(68 * MIB)) == Range(0, 0, 0)
 
 
 def test_calibration_is_read_once() -> None:

@@ -136,9 +136,8 @@ def test_tiles_turn_a_buffer_of_the_largest_picture_into_one_of_the_smallest() -
 
 def test_a_buffer_beyond_the_cards_allocation_limit_is_tight_and_tiles_are_the_help() -> None:
     """sd.cpp #673: a Vulkan driver that gives out 2 GiB in one piece, and a decode that wants more."""
-    made = answer(
-        SD, model_of("sd15"), SdRequest(width_px=768, height_px=768), card(24 * GIB, allocation_limit=2 * GIB)
-    )
+    asked = SdRequest(width_px=768, height_px=768, vae_tiling=False)
+    made = answer(SD, model_of("sd15"), asked, card(24 * GIB, allocation_limit=2 * GIB))
     assert (made.assessment.verdict, made.assessment.reason_code) == (Verdict.TIGHT, "EXCEEDS_ALLOCATION")
     assert "2.00 GiB" in made.assessment.reason
     tiles = [sentence for sentence in made.assessment.help if "vae_tiling" in sentence]
@@ -214,7 +213,8 @@ def test_klein_on_a_laptop_card_is_more_than_its_weights() -> None:
     known): between a tiled decode and one in one piece."""
     model = model_of("klein4b", "Q4_K")
     tiled = plan(model, SdRequest(width_px=1024, height_px=1024, vae_tiling=True), card(12 * GIB)).requirement
-    whole = plan(model, SdRequest(width_px=1024, height_px=1024, offload_to_cpu=False), card(12 * GIB)).requirement
+    piece = SdRequest(width_px=1024, height_px=1024, offload_to_cpu=False, vae_tiling=False)
+    whole = plan(model, piece, card(12 * GIB)).requirement
     assert tiled.device.expected < 9.4 * GIB
     assert tiled.device_peak.low < 9.4 * GIB < whole.device_peak.high
 

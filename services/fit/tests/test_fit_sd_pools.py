@@ -187,6 +187,28 @@ def test_a_claim_that_the_card_holds_is_the_peak() -> None:
     assert made.claim.host_bytes == made.requirement.host.expected < GIB
 
 
+@pytest.mark.parametrize(
+    ("architecture", "pool", "asked", "tiles"),
+    [
+        # One buffer for a whole decode is 7 GiB at 1024 x 1024, and drivers give out a quarter to a half of a card in
+        # one piece: the render fails in its last phase.
+        ("sdxl", Pool.DISCRETE, SdRequest(), True),
+        ("sdxl", Pool.DISCRETE, SdRequest(vae_tiling=False), False),
+        ("sdxl", Pool.DISCRETE, SdRequest(vae_on_cpu=True), False),
+        ("sdxl", Pool.CPU, SdRequest(), False),
+        ("sdxl", Pool.UNIFIED, SdRequest(), False),
+        # Its autoencoder is Krea 2's, whose tiles leave seams.
+        ("qwenimage", Pool.DISCRETE, SdRequest(), False),
+    ],
+)
+def test_on_a_card_a_model_that_nobody_knows_decodes_in_tiles_and_says_so(
+    architecture: str, pool: Pool, asked: SdRequest, tiles: bool
+) -> None:
+    made = SD.plan(model_of(architecture, "Q8_0"), asked, machine(pool))
+    assert ("--vae-tiling" in made.arguments) is tiles
+    assert ("TILED" in {note.code for note in made.notes}) is tiles
+
+
 # The reference system's rule: unified and cpu pools claim the requirement unchanged; on a card
 # gpu = min(max(peak, weights), card) and all = max(all, gpu).
 

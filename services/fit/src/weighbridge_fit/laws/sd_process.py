@@ -85,15 +85,17 @@ def process_base_bytes(architecture: str, retyped: bool = False) -> Range:
 def render_overhead_bytes() -> Range:
     """What a first render leaves in the heap beside its buffers and scratch: pixels, latents, the answer.
 
-    Holds for a server that is started with MALLOC_ARENA_MAX=1, and for a first render of any. Without it each of the
-    server's eight HTTP threads fills a heap of its own: see `arena_growth_bytes`.
+    Holds for a server that is started with MALLOC_ARENA_MAX=1 and MALLOC_MMAP_THRESHOLD_=1048576, and for a first
+    render of any. Without both further renders leave more: see `heap_growth_bytes`.
     """
     return stable_diffusion().figures["render"]
 
 
-def arena_growth_bytes(text: Range) -> Range:
-    """What further renders add where MALLOC_ARENA_MAX is not 1 (glibc): eight more heaps that each keep the text
-    encoder's buffer, if it is small enough to come from a heap at all."""
+def heap_growth_bytes(text: Range) -> Range:
+    """What further renders add where malloc is left to itself (glibc): up to eight times the text encoder's buffer, if
+    it is small enough to come from a heap at all. It stays in a heap of each thread, or between holes of the one that
+    they share: glibc takes from a heap what is smaller than blocks that were freed before, unless a threshold is set.
+    """
     limit = 32 * 1024 * 1024
     if text.expected >= limit:
         return NOTHING

@@ -124,6 +124,12 @@ def _about_options(situation: Situation) -> Iterator[Note]:
     if shape.reference_images and known is not None and not known.references:
         message = "This model takes no reference images: they are left out of its price, and of what it draws."
         yield Note("REFERENCES_IGNORED", message)
+    if shape.vae_tiling and situation.request.vae_tiling is None and situation.profile.vae_tiling is None:
+        message = (
+            "It decodes in tiles (--vae-tiling), a little slower: a driver may not give out the buffer of a whole "
+            "decode, and a render would fail in its last phase. --set vae_tiling=false decodes in one piece."
+        )
+        yield Note("TILED", message)
     if shape.vae_tiling and situation.profile.tiling_seams:
         yield Note("TILING_SEAMS", "This model's autoencoder leaves visible seams when it decodes in tiles.")
     if shape.mmap:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weighbridge_fit.capacity import Pool
 from weighbridge_fit.laws.sd_resident import BLOCKS, Retyping
 from weighbridge_fit.laws.sd_shapes import ARCHITECTURES, BufferOptions, RenderShape, round_up
 from weighbridge_fit.plans.errors import PlanError
@@ -162,7 +163,7 @@ def settle(
         reference_images=request.reference_images,
         source_images=request.source_images,
         prompt_tokens=request.prompt_tokens,
-        vae_tiling=profile.vae_tiling if request.vae_tiling is None else request.vae_tiling,
+        vae_tiling=_tiles(request, profile, pool),
         tile_px=round_up(tile, known.cell_px if known else UNKNOWN_CELL_PX),
         flash_attention=bool(request.flash_attention),
         diffusion_conv_direct=bool(request.diffusion_conv_direct),
@@ -245,6 +246,15 @@ def _size(request: SdRequest, architecture: str, profile: Profile, sides: SideRa
         return tier_size(profile, request.tier, sides, asked if all(asked) else (1, 1))
     standard = tier_size(profile, Tier.STANDARD, sides)
     return round_up(asked[0] or standard[0], multiple), round_up(asked[1] or standard[1], multiple)
+
+
+def _tiles(request: SdRequest, profile: Profile, pool: str) -> bool:
+    """Whether a picture is decoded in tiles."""
+    if request.vae_tiling is not None:
+        return request.vae_tiling
+    if profile.vae_tiling is not None:
+        return profile.vae_tiling
+    return pool == Pool.DISCRETE.value.lower() and not request.vae_on_cpu
 
 
 def _within(field: str, what: str, value: int, least: int, most: int) -> None:

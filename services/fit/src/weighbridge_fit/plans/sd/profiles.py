@@ -18,15 +18,16 @@ MOST_STEPS = 100
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Defaults of one model. `architecture` is said where no tensors are known that say it, `related_to` is the nearest
-    one with measured buffers where the model's own has none. `tiling_seams`: tiles of its autoencoder leave visible
-    seams. `cfg_scale` None: the engine's default. `distilled`: trained for just these steps, with which the engine is
+    one with measured buffers where the model's own has none. `vae_tiling` None: on a card, whose driver may not give
+    out the buffer of a whole decode in one piece. `tiling_seams`: tiles of its autoencoder leave visible seams.
+    `cfg_scale` None: the engine's default. `distilled`: trained for just these steps, with which the engine is
     launched. `img2img`: whether starting from a picture was assessed on sd-server, None if it was not. Steps and
     guidance change no byte."""
 
     default_side_px: int
     architecture: str = ""
     related_to: str = ""
-    vae_tiling: bool = False
+    vae_tiling: bool | None = None
     tiling_seams: bool = False
     tensor_type_rules: str = ""
     steps: int = 20
