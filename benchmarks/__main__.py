@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import render
 
-SUITES = ("headers", "trees", "catalogue", "admission", "watching", "chat")
+SUITES = ("headers", "trees", "catalogue", "admission", "book", "watching", "chat")
 
 
 def main() -> int:
