@@ -33,7 +33,7 @@ _NEEDED = {
 }
 """Part, the engine's name of one of its tensors, and what that ends with in files. Of vae and tae one is enough."""
 
-_TAE_SHAPES = {"decoder.layers.0.weight": (64, 32, 3, 3)}
+_TAE_SHAPES = {"Flux.2 klein": {"decoder.layers.0.weight": (64, 32, 3, 3)}}
 _TEXT_ENCODERS = ("clip_l", "clip_g", "t5xxl", "llm")
 
 
@@ -45,11 +45,14 @@ class Model:
         path: its main file.
         multiple: what sizes are rounded up to, in pixels.
         has_text_encoder: without one, the first render of a Flux crashes.
+        starts_from_noise: whether what a render starts from is noise alone if it begins at the first noise level, as in
+            models that were trained on flows. Of a source nothing is left then.
     """
 
     path: Path
     multiple: int
     has_text_encoder: bool
+    starts_from_noise: bool
 
 
 def load(command_line: CommandLine, behaviour: Behaviour) -> Model:
@@ -78,7 +81,7 @@ def load(command_line: CommandLine, behaviour: Behaviour) -> Model:
     _check(command_line, found, kind, "tae" if uses_tae else "vae")
     _tell_memory(found)
     log.info("stable-diffusion.cpp:952", "running in Flux2 FLOW mode")
-    return Model(command_line.model_path, multiple, has_text_encoder)
+    return Model(command_line.model_path, multiple, has_text_encoder, kind != "SD 1.x")
 
 
 def abort(last_words: str) -> None:
@@ -144,7 +147,7 @@ def _check(command_line: CommandLine, found: dict[str, Tensors], kind: str, auto
                 ("model.cpp:1051", "load tensors from file failed"),
                 ("stable-diffusion.cpp:801", "load tensors from model loader failed"),
             )
-    for name, shape in _TAE_SHAPES.items():
+    for name, shape in _TAE_SHAPES.get(kind, {}).items():
         got = found["tae"].shapes.get(name, shape) if "tae" in found else shape
         if got != shape:
             _fail(

@@ -59,8 +59,6 @@ class Renderer:
         steps = self._encode(asked, width, height)
         if self._behaviour.encode_s:
             time.sleep(self._behaviour.encode_s)
-        if not self._model.has_text_encoder:
-            os.kill(os.getpid(), signal.SIGSEGV)
         log.info(
             "stable-diffusion.cpp:3168", f"get_learned_condition completed, taking {self._behaviour.encode_s:.2f}s"
         )
@@ -68,6 +66,9 @@ class Renderer:
             log.info(
                 "stable-diffusion.cpp:3401", f"generating image: {image}/{asked.batch} - seed {asked.seed + image - 1}"
             )
+            if not self._model.has_text_encoder:
+                os.kill(os.getpid(), signal.SIGSEGV)
+                time.sleep(60)
             if self._fails(width, height, image, asked.batch):
                 return
             self._count(steps, self._behaviour.step_s)
@@ -95,10 +96,9 @@ class Renderer:
         steps = asked.steps
         if asked.source is not None:
             log.info("stable-diffusion.cpp:2932", "IMG2IMG")
+            steps -= _first_level(asked)
             if asked.strength < 1:
-                first = min(int(asked.steps * asked.strength), asked.steps - 1)
-                log.info("stable-diffusion.cpp:2939", f"target t_enc is {first} steps")
-                steps = first + 1
+                log.info("stable-diffusion.cpp:2939", f"target t_enc is {steps - 1} steps")
             self._decode(asked, width, height)
         if asked.references:
             log.info("stable-diffusion.cpp:3007", "EDIT mode")
@@ -142,10 +142,12 @@ class Renderer:
 
     def _picture(self, asked: Parameters, width: int, height: int, seed: int) -> bytes:
         source = asked.source.tobytes() if asked.source is not None else b""
+        if self._model.starts_from_noise and _first_level(asked) == 0:
+            source = b""
         references = b"".join(image.tobytes() for image in asked.references)
         told = json.dumps(
             [asked.prompt, asked.negative_prompt, width, height, asked.steps, asked.guidance, seed, asked.sampler,
-             asked.scheduler, asked.strength if source else None]
+             asked.scheduler, _first_level(asked) if source else 0]
         )  # fmt: skip
         # Not for secrets: the same request gives the same picture.
         pixels = random.Random(hashlib.sha256(told.encode() + source + references).digest())  # noqa: S311
@@ -158,7 +160,8 @@ class Renderer:
             return out.getvalue()
         text = PngImagePlugin.PngInfo()
         if asked.embed:
-            text.add_text("parameters", self._said(asked, seed))
+            # As UTF-8, whatever the format says of tEXt, and as far as the first NUL.
+            text.add(b"tEXt", b"parameters\0" + self._said(asked, seed).encode().partition(b"\0")[0])
         picture.save(out, "PNG", pnginfo=text)
         return out.getvalue()
 
@@ -180,3 +183,10 @@ class Renderer:
             f"Seed: {seed}, Size: {width}x{height}, Model: {self._command_line.model_path.name}, RNG: cuda, "
             f"Sampler: {sampler}, Version: stable-diffusion.cpp, SDCPP: {json.dumps(more, sort_keys=True)}"
         )
+
+
+def _first_level(asked: Parameters) -> int:
+    """At which of its noise levels a render from a source begins; 0 is noise alone, or as good as that."""
+    if asked.strength >= 1:
+        return 0
+    return asked.steps - 1 - min(int(asked.steps * asked.strength), asked.steps - 1)

@@ -87,6 +87,12 @@ def test_loads_that_end_with_1_are_told_apart(fault, stderr_first):
     assert "/models" not in why.message.split("(")[0]
 
 
+def test_want_of_memory_is_known_by_its_mangled_name_too():
+    """With no memory left to make it readable."""
+    mangled = ["terminate called after throwing an instance of 'St9bad_alloc'"]
+    assert explain_end(ExitFacts(signal_number=signal.SIGABRT), read(stderr=mangled)).cause is ExitCause.OUT_OF_MEMORY
+
+
 def test_an_allocation_that_fails_while_loading_is_told_from_a_header_with_absurd_counts():
     aborted = ExitFacts(signal_number=signal.SIGABRT)
     short = explain_end(aborted, read(stderr=BAD_ALLOC))

@@ -289,6 +289,14 @@ def test_warnings_that_a_load_dies_of_later_are_kept(text, kind, subject):
     assert reader.failures == [SdFailure(kind, text, subject)]
 
 
+def test_two_threads_that_fail_at_once_mix_their_lines():
+    """Seen with two threads that read the same cut-off file."""
+    text = "model.cpp:876  - read tensor data failed: 'a.gguf'"
+    mixed = [f"[ERROR] [ERROR] {text}", text]
+    events = events_of(mixed, from_stderr=True)
+    assert [(event.kind, event.subject) for event in events] == [(FailureKind.TRUNCATED_FILE, "a.gguf")]
+
+
 def test_whether_the_model_was_loaded_by_then_is_kept():
     text = "[ERROR] ggml_extend.hpp:1914 - flux: failed to allocate the compute buffer"
     assert [event.while_loaded for event in OutputReader().read(text, from_stderr=True)] == [False]

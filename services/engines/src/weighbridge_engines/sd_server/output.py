@@ -32,7 +32,8 @@ from weighbridge_engines.sd_server.jobs import RenderProgress
 
 _MIB = 2**20
 
-_HEADER = re.compile(r"\[(?P<level>DEBUG|INFO|WARN|ERROR) *\] [\w.+-]+:\d+ *- (?P<text>.*)", re.ASCII)
+_HEADER = re.compile(r"(?:\[(?P<level>DEBUG|INFO|WARN|ERROR) *\] )+[\w.+-]+:\d+ *- (?P<text>.*)", re.ASCII)
+"""The level twice: threads that load together print level and text separately, and may fail at the same moment."""
 _BAR = re.compile(
     r" *\|[=> ]{50}\| (?P<done>\d{1,9})/(?P<total>\d{1,9}) - \d+\.\d+(?P<unit>[MG]B/s|it/s|s/it)(?:\x1b\[K)?", re.ASCII
 )
@@ -81,7 +82,8 @@ _WARNINGS = _table(
 )
 
 _UNLABELLED = _table(
-    (r"terminate called after throwing an instance of 'std::bad_alloc'", FailureKind.OUT_OF_MEMORY),
+    # Where not even the memory is left to make the name readable, it is printed as it is.
+    (r"terminate called after throwing an instance of '(?:std::bad_alloc|St9bad_alloc)'", FailureKind.OUT_OF_MEMORY),
     (r"ggml_vulkan: (?:Device memory|Memory) allocation of size (?P<size>\d+) failed", FailureKind.OUT_OF_MEMORY),
     (r".*(?:CUDA error: out of memory|cudaMalloc failed: out of memory|ErrorOutOf(?:Device|Host)Memory)",
      FailureKind.OUT_OF_MEMORY),
