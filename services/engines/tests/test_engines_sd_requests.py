@@ -112,8 +112,8 @@ def test_what_some_model_could_render_is_taken(fields):
 # -- prompts --
 
 ENGINE_TAGS = (re.compile(r"<sd_cpp_extra_args>(.*?)</sd_cpp_extra_args>"), re.compile(r"<lora:([^:>]+):([^>]+)>"))
-"""The expressions by which stable-diffusion.cpp finds parameters and adapters in a prompt: routes_sdapi.cpp and common.cpp
-of its examples, as packaged for Python in 0.4.7."""
+"""The expressions by which stable-diffusion.cpp finds parameters and adapters in a prompt: routes_sdapi.cpp and
+common.cpp of its examples, as packaged for Python in 0.4.7."""
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.resizes = []
         self.unhealthy_s = None
         self.refuse_admit = None
+        self.refuse_resize = None
         self.sees_processes = True
         self.observations = []
         self.observed = []
@@ -241,7 +242,10 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         return ledger_service_pb2.EndUseResponse(uses=lease.uses)
 
     async def ResizeLease(self, request, context):
+        self.verbs.append("resize")
         lease = self._check(request.lease_id, request.secret)
+        if self.refuse_resize is not None:
+            raise self.refuse_resize
         self.resizes.append(request.claim)
         lease.claim.CopyFrom(request.claim)
         lease.charge.optional_bytes = min(lease.charge.optional_bytes, request.claim.optional_host_bytes)

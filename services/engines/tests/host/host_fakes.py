@@ -74,11 +74,15 @@ class FakeFit(fit_service_pb2_grpc.FitServiceServicer):
 class Suite:
     """Ledger, fit and one engine host in this process, its runtime a real child process."""
 
-    def __init__(self, run_dir: Path, behaviour=None, clock=None, held_bytes=None, **settings):
+    def __init__(self, run_dir: Path, behaviour=None, clock=None, held_bytes=None, kind=None, fit=None, **settings):
         self.run_dir = run_dir
         self.ledger = FakeLedger()
-        self.fit = FakeFit()
-        self.behaviour = behaviour or {}
+        self.fit = fit or FakeFit()
+        self.kind = kind or MlxKind(
+            command=(sys.executable, str(FAKE_RUNTIME)),
+            environ={"FAKE_RUNTIME": json.dumps(behaviour or {})},
+            kernels=run_dir / "kernels",
+        )
         self.held_bytes = held_bytes or (lambda: 500_000_000)
         self._clock = clock
         self._settings = settings
@@ -91,18 +95,13 @@ class Suite:
             run_dir=str(self.run_dir),
             **{"stop_grace_s": 1.0, "footprint_period_s": 0.02, "grace_s": 5, **self._settings},
         )
-        kind = MlxKind(
-            command=(sys.executable, str(FAKE_RUNTIME)),
-            environ={"FAKE_RUNTIME": json.dumps(self.behaviour)},
-            kernels=self.run_dir / "kernels",
-        )
         probe = Probe(footprint=lambda pid: self.held_bytes(), peak=lambda pid: None)
 
         async def build(context):
-            self.service = await build_engine_service(context, kind, settings, clock=self._clock, probe=probe)
+            self.service = await build_engine_service(context, self.kind, settings, clock=self._clock, probe=probe)
             return self.service
 
-        self.server = await start_server(settings, "engine-mlx", build)
+        self.server = await start_server(settings, f"engine-{self.kind.name}", build)
         self.channel = open_channel(self.server.target)
         self.engine = engine_service_pb2_grpc.EngineServiceStub(self.channel)
         self.chats = chat_service_pb2_grpc.ChatServiceStub(self.channel)
@@ -159,7 +158,7 @@ class Suite:
     async def nothing_left(self):
         """Neither process nor lease."""
         await eventually(lambda: not self.engine_pids and self.ledger.committed == 0)
-        assert not list(self.run_dir.glob("mlx-*"))
+        assert not list(self.run_dir.glob(f"{self.kind.name}-*"))
 
     async def stop_ledger(self):
         await self._ledger_server.stop(0)

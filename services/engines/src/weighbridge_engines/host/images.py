@@ -133,13 +133,17 @@ class Images:
         wish = Wish(model=there.model, workload=workload, options=there.plan.options)
         if isinstance(there, LoadJob):
             return await self._host.plan(wish)
-        plans = self._plans.setdefault(there, {})
-        key = workload.SerializeToString(deterministic=True)
-        if key not in plans:
-            if len(plans) >= MOST_PLANS:
-                plans.clear()
-            plans[key] = await self._host.plan(wish)
-        return plans[key]
+        known = self._plans.setdefault(there, {}).get(_key(workload))
+        return known or self._keep(there, workload, await self._host.plan(wish))
+
+    def _keep(
+        self, residency: Residency, workload: plan_pb2.Workload, plan: fit_pb.PlanModelResponse
+    ) -> fit_pb.PlanModelResponse:
+        plans = self._plans.setdefault(residency, {})
+        if len(plans) >= MOST_PLANS:
+            plans.clear()
+        plans[_key(workload)] = plan
+        return plan
 
     # -- the render --
 
@@ -184,11 +188,17 @@ class Images:
         await refuse_over_grant(residency)
         runtime = cast(ImageRuntime, residency.runtime)  # of a kind that does images
         runtime.check(prepared.job)
-        plan = prepared.plan
-        if plan.shape != residency.plan.shape:
-            plan = await self._plan_like(residency, prepared.wish.workload)
+        plan, workload = prepared.plan, prepared.wish.workload
+        if plan.shape == residency.plan.shape:
+            self._keep(residency, workload, plan)
+        else:
+            plan = await self._plan_like(residency, workload)
         mark_image_span(self._host.around.kind.name, plan.model_name, residency.hold.lease_id, prepared.job)
         return RenderTurn(self._host, residency, runtime, plan, prepared.job)
+
+
+def _key(workload: plan_pb2.Workload) -> bytes:
+    return workload.SerializeToString(deterministic=True)
 
 
 def _told(step: int | RenderProgress) -> image_pb.GenerateImageResponse:

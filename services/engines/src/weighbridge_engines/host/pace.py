@@ -35,7 +35,7 @@ class RenderPace:
             return None
         decode_s = DECODE_STEPS * self._images * self._step_s
         since_s = now_s - self._heard_s
-        if self._phase == "sampling":
+        if self._phase == "sampling" and self._done < self._total:
             return max(0.0, (self._total - self._done) * self._step_s - since_s) + decode_s
         if self._phase == "decode" and self._done:
             part_s = (self._heard_s - self._entered_s) / self._done
