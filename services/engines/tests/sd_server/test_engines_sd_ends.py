@@ -142,6 +142,12 @@ def test_ends_from_outside_are_told_by_the_exit(facts, cause):
     assert explain_end(facts, read([LISTENING], harmless, stderr_first=True)).cause is cause
 
 
+def test_a_build_for_another_processor_is_told_whatever_it_complained_of_before():
+    complaint = [error("gguf_init_from_file_ptr: this GGUF file is version 99 but this software only supports up to 3")]
+    why = explain_end(ExitFacts(signal_number=signal.SIGILL), read(stderr=complaint))
+    assert why.cause is ExitCause.ILLEGAL_INSTRUCTION
+
+
 def test_an_allocation_that_failed_in_an_earlier_render_explains_no_later_end():
     reader = read([LISTENING], [error("flux: failed to allocate the compute buffer")])
     assert explain_end(ExitFacts(signal_number=signal.SIGSEGV), reader).cause is ExitCause.CRASHED

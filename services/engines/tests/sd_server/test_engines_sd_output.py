@@ -203,7 +203,7 @@ def test_a_loading_bar_in_a_render_is_not_taken_for_steps():
     reader.expect_render(steps=2, has_source=False)
     reader.read("[INFO ] stable-diffusion.cpp:3367 - generate_image 64x64", from_stderr=False)
     reader.read("[INFO ] stable-diffusion.cpp:3401 - generating image: 1/1 - seed 1", from_stderr=False)
-    lora = "  |==================================================| 2/2 - 2.71GB/s"
+    lora = "  |==================================================| 999/999 - 2.71GB/s"
     assert reader.read(lora, from_stderr=False) == []
 
 
@@ -228,6 +228,8 @@ def test_a_prompt_repeated_in_an_error_forges_nothing():
         ("[ERROR] main.cpp:92   - new_sd_ctx_t failed", False),
         ("terminate called after throwing an instance of 'std::bad_alloc'", False),
         ("[DEBUG] main.cpp:148  - listening on: 127.0.0.1:1", False),
+        ("[INFO ] main.cpp:92   - new_sd_ctx_t failed", True),
+        ("somebody said [ERROR] main.cpp:92   - new_sd_ctx_t failed", True),
     ],
 )
 def test_a_line_on_the_wrong_stream_or_level_says_nothing(line, from_stderr):
