@@ -172,7 +172,7 @@ def test_a_render_without_memory_tells_how_much_it_needed():
         error("flux: failed to allocate the compute buffer"),
         error("sampling for image 1/1 failed after 2.68s"),
     ])  # fmt: skip
-    trouble = explain_render(reader.failures)
+    trouble = explain_render(reader.render_failures)
     assert trouble.kind is FailureKind.OUT_OF_MEMORY
     assert "1.20 GiB" in trouble.message  # 1289945184 / 2^30
     assert trouble.metadata == {"size_bytes": "1289945184"}

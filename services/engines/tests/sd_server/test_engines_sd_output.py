@@ -291,6 +291,17 @@ def test_warnings_that_a_load_dies_of_later_are_kept(text, kind, subject):
     assert reader.failures == [SdFailure(kind, text, subject)]
 
 
+def test_failures_of_a_render_are_forgotten_with_the_next_and_those_of_the_load_are_not():
+    reader = OutputReader()
+    reader.read("[WARN ] conditioner.hpp:1093 - IMPORTANT NOTICE: No text encoders provided", from_stderr=False)
+    reader.read("[INFO ] main.cpp:148  - listening on: 127.0.0.1:1", from_stderr=False)
+    reader.read("[ERROR] ggml_extend.hpp:1914 - flux: failed to allocate the compute buffer", from_stderr=True)
+    assert [failure.kind for failure in reader.render_failures] == [FailureKind.OUT_OF_MEMORY]
+    reader.expect_render(steps=1, has_source=False)
+    assert reader.render_failures == []
+    assert [failure.kind for failure in reader.failures] == [FailureKind.MISSING_PART]
+
+
 def test_two_threads_that_fail_at_once_mix_their_lines():
     """Seen with two threads that read the same cut-off file."""
     text = "model.cpp:876  - read tensor data failed: 'a.gguf'"

@@ -120,8 +120,7 @@ def fatal_line(line: str, *, from_stderr: bool = True) -> FatalLine | None:
 def _what_ended_it(facts: ExitFacts, output: OutputReader) -> SdFailure | None:
     if not output.is_listening:
         return _most_telling(output.failures)
-    # A failed allocation in an earlier render is no reason: the server lived on.
-    fatal = _most_telling(failure for failure in output.failures if failure.while_loaded and failure.is_fatal)
+    fatal = _most_telling(failure for failure in output.failures if failure.while_loaded)
     if fatal is None and facts.signal_number == signal.SIGSEGV:
         # FLUX without any text encoder loads with a warning and crashes in its first render.
         return next((failure for failure in output.failures if failure.text.startswith(NO_TEXT_ENCODER)), None)

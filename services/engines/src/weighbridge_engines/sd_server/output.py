@@ -97,19 +97,21 @@ class OutputReader:
 
     Attributes:
         is_listening: whether it said that it listens: the model is loaded then.
-        failures: everything that went wrong so far, in the order in which it was read. Standard output and standard
-            error are read side by side, so a WARN and an ERROR may have changed places.
+        failures: what went wrong while it loaded, and what it cannot go on after, in the order in which it was read.
+            Standard output and standard error are read side by side, so a WARN and an ERROR may have changed places.
+        render_failures: what went wrong since the last render was asked for, and leaves the server alive.
     """
 
     def __init__(self) -> None:
         self.is_listening = False
         self.failures: list[SdFailure] = []
+        self.render_failures: list[SdFailure] = []
         self._tensors_told = 0
         self._steps, self._has_source = 1, False
         self._render: _Render | None = None
 
     def expect_render(self, *, steps: int, has_source: bool) -> None:
-        """A render is about to be asked for; the phases of the last one are forgotten.
+        """A render is about to be asked for; the phases and failures of the last one are forgotten.
 
         Args:
             steps: sampling steps that each image is asked with.
@@ -117,6 +119,7 @@ class OutputReader:
         """
         self._steps, self._has_source = steps, has_source
         self._render = None
+        self.render_failures = []
 
     def read(self, line: str, *, from_stderr: bool) -> list[Event]:
         """What a line says: mostly one event or none; more where a bar or an unended line stands before a message."""
@@ -162,7 +165,7 @@ class OutputReader:
                 return
 
     def _remember(self, failure: SdFailure) -> SdFailure:
-        self.failures.append(failure)
+        (self.render_failures if failure.while_loaded and not failure.is_fatal else self.failures).append(failure)
         return failure
 
     def _on_bar(self, done: int, total: int, unit: str) -> Iterator[Event]:

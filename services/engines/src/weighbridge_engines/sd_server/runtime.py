@@ -22,6 +22,9 @@ from weighbridge_engines.supervisor.exits import FatalLine
 POLL_S = 0.05
 """How often it is asked whether it answers, once it has said that it listens; and how often a load is looked at."""
 
+OUTPUT_LAG_S = 0.25
+"""How long lines that it printed before an answer may take to be read after it."""
+
 
 class OutputFeed:
     """What one process printed, as it comes: kept up by the supervisor, read by the runtime."""
@@ -118,7 +121,7 @@ class SdRuntime:
     async def render(self, job: RenderJob) -> AsyncGenerator[RenderProgress | Rendered, None]:
         """One render. Closing the iterator stops nothing: sd-server renders to the end."""
         self.check(job)
-        began, failures_before = time.monotonic(), len(self._feed.reader.failures)
+        began = time.monotonic()
         with self._feed.render(job) as progress:
             answer = asyncio.ensure_future(self._client.render(job))
             try:
@@ -134,7 +137,7 @@ class SdRuntime:
                     yield progress.get_nowait()
                 images = answer.result()
             except RenderRefusedError as error:
-                raise self._refusal(error, failures_before) from error
+                raise await self._refusal(error) from error
             finally:
                 answer.cancel()
         yield Rendered(images, job.width, job.height, time.monotonic() - began)
@@ -151,12 +154,17 @@ class SdRuntime:
         """Close the connection."""
         await self._client.aclose()
 
-    def _refusal(self, error: RenderRefusedError, failures_before: int) -> RequestError:
+    async def _refusal(self, error: RenderRefusedError) -> RequestError:
         if error.status == httpx2.codes.BAD_REQUEST:
             return RequestError(
                 grpc.StatusCode.INVALID_ARGUMENT, "RENDER_REFUSED", f"sd-server refuses this render: {error.message}."
             )
-        trouble = explain_render(self._feed.reader.failures[failures_before:])
+        # It printed why before it answered, but its lines come another way than its answer.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OUTPUT_LAG_S):
+                while not any(each.kind is FailureKind.RENDER_FAILED for each in self._feed.reader.render_failures):  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_S / 10)
+        trouble = explain_render(self._feed.reader.render_failures)
         no_memory = trouble.kind is FailureKind.OUT_OF_MEMORY
         return RequestError(
             grpc.StatusCode.RESOURCE_EXHAUSTED if no_memory else grpc.StatusCode.INTERNAL,
