@@ -121,12 +121,13 @@ class Book(AdmissionVerbs, HolderVerbs, UpkeepVerbs):
             )
         return next((_view_of(ended) for ended in reversed(self._released) if ended.lease.lease_id == lease_id), None)
 
-    def lease_ids(self, *, include_released: bool = False) -> list[str]:
-        """All leases, in the order of asking."""
+    def lease_ids(self, *, include_released: bool = False, after: int = 0, most: int | None = None) -> list[str]:
+        """Leases in the order of asking: all, or the first `most` of those with a sequence above `after`."""
         leases = [entry.lease for entry in self._entries.values()] + [waiter.lease for waiter in self._queue]
         if include_released:
             leases += [ended.lease for ended in self._released]
-        return [lease.lease_id for lease in sorted(leases, key=lambda lease: lease.sequence)]
+        ordered = sorted((lease.sequence, lease.lease_id) for lease in leases if lease.sequence > after)
+        return [lease_id for _, lease_id in ordered[:most]]
 
     def charged(self) -> Iterator[LeaseView]:
         """The leases that are charged, in no particular order."""

@@ -35,6 +35,7 @@ from weighbridge_ledger.book.states import (
     Moment,
     Observed,
 )
+from weighbridge_ledger.book.witnesses import Witnesses
 
 NUMBERS_AHEAD = 1024
 """Fences and sequences are reserved on disk so many at a time: one row less in the commit of almost every grant. A
@@ -84,6 +85,7 @@ class BookCore:
         self._ceilings = ceilings
         self._policy = policy
         self._home = home
+        self._witnesses = Witnesses(home)
         self._new_id = new_id
         self._new_secret = new_secret
         self._spread = spread
@@ -159,6 +161,7 @@ class BookCore:
         return self._counter
 
     def _write(self, entry: Entry) -> None:
+        self._witnesses.put(entry.lease)
         self._writes.append(PutLease(entry.lease))
 
     # -- charges ---------------------------------------------------------------------------------------------------
@@ -370,6 +373,7 @@ class BookCore:
         lease = entry.lease
         self._uncharge(entry)
         del self._entries[lease.lease_id]
+        self._witnesses.drop(lease.lease_id)
         self._residents.drop(lease.lease_id)
         self._overdue.pop(lease.lease_id, None)
         self._shrinkable.drop(lease.lease_id)

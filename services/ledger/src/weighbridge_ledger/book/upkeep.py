@@ -17,7 +17,6 @@ from weighbridge_ledger.book.states import (
     Claim,
     External,
     Hold,
-    Lease,
     LeaseState,
     Moment,
 )
@@ -33,18 +32,16 @@ class UpkeepVerbs(TimedCore):
 
     def processes_to_watch(self) -> frozenset[ProcessIdentity]:
         """The processes whose death would free something and can be known from here."""
-        return frozenset(process for entry in self._entries.values() for process in self._witnesses(entry.lease))
+        return self._witnesses.processes()
 
     def processes_died(self, dead: frozenset[ProcessIdentity], now: Moment) -> None:
         """Frees every lease all of whose processes are among `dead`: the only proof that a silent holder's bytes are
         free (rule 12; the client's death alone would free an orphan engine's bytes). A VACATING lease needs only its
         engines' death, if it has any: its holder can start no more under it (rule 13)."""
         self._advance(now)
-        if dead:
-            for entry in list(self._entries.values()):
-                witnesses = self._witnesses(entry.lease)
-                if witnesses and dead.issuperset(witnesses):
-                    self._free(entry, ReleaseCause.PROCESSES_DEAD, now)
+        freed = [self._entries[lease_id] for lease_id in self._witnesses.freed_by(dead)]
+        for entry in sorted(freed, key=lambda entry: entry.lease.fence):
+            self._free(entry, ReleaseCause.PROCESSES_DEAD, now)
         self._settle(now)
 
     def set_ceilings(self, ceilings: Ceilings, now: Moment) -> None:
@@ -106,6 +103,7 @@ class UpkeepVerbs(TimedCore):
                 lease, now.monotonic, last_use_wall=now.wall, idle_since=now.monotonic, heard=not lease.state.charged
             )
             self._entries[lease.lease_id] = entry
+            self._witnesses.put(lease)
             self._charge(entry)
             if lease.request_id:
                 self._by_request[lease.request_id] = lease.lease_id
@@ -139,16 +137,6 @@ class UpkeepVerbs(TimedCore):
         if empty is None or static_shortage(empty, ceilings, limit) is not None:
             return None
         return waiter.claim if static_shortage(waiter.claim, ceilings, limit) is None else empty
-
-    def _witnesses(self, lease: Lease) -> tuple[ProcessIdentity, ...]:
-        """The processes all of whose deaths prove that the bytes of a lease are free; none where that cannot be known.
-
-        A process that was seen from here when it was granted is dead after a reboot; one of another host or container
-        only looks so, because its boot id or its pids are others.
-        """
-        # Asked to vacate without an engine on record, its holder alone can be the one who uses the bytes.
-        needed = lease.engines if lease.state is LeaseState.VACATING and lease.engines else lease.processes
-        return () if lease.foreign and not all(map(self._home.sees, needed)) else needed
 
 
 def _least(samples: Iterable[External]) -> External:

@@ -216,8 +216,8 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         book = self._keeper.book
         views = [
             view
-            for lease_id in book.lease_ids(include_released=request.include_released)
-            if (view := book.view(lease_id)) is not None and view.lease.sequence > after
+            for lease_id in book.lease_ids(include_released=request.include_released, after=after, most=size + 1)
+            if (view := book.view(lease_id)) is not None
         ]
         response = pb.ListLeasesResponse(leases=[self._view_message(view) for view in views[:size]])
         if len(views) > size:
