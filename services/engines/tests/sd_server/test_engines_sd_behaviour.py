@@ -170,7 +170,8 @@ def test_sizes_are_rounded_up_without_a_word_in_the_answer(server):
     server.wait_line(r"align generation request up 1x70 to 16x80 \(multiple=16\)")
 
 
-def test_nothing_is_too_large_to_be_tried(server):
+def test_nothing_is_too_large_to_be_tried(server, subject):
+    subject.needs_memory_limit()
     answer = server.post("/sdapi/v1/txt2img", TINY | {"width": 65536, "height": 65536})
     assert (answer.status, answer.json) == (500, {"error": "server_error", "message": "std::bad_alloc"})
     assert server.get("/v1/models").status == 200
@@ -357,7 +358,8 @@ def test_an_unknown_job_is_not_found(server):
 # Out of memory
 
 
-def test_a_render_without_memory_makes_no_picture_and_the_next_one_works(server, plain):
+def test_a_render_without_memory_makes_no_picture_and_the_next_one_works(server, subject, plain):
+    subject.needs_memory_limit()
     printed = server.mark()
     large = TINY | {"width": 2048, "height": 2048}
     answer = server.post("/sdapi/v1/txt2img", large)

@@ -182,7 +182,8 @@ def test_a_gguf_of_a_version_to_come_complains_and_loads(start, tiny_model, tmp_
     assert "this GGUF file is version 99" in server.text(from_stderr=True)
 
 
-def test_out_of_memory_while_loading_makes_it_abort(start, tiny_model):
+def test_out_of_memory_while_loading_makes_it_abort(start, subject, tiny_model):
+    subject.needs_memory_limit()
     why = explanation(start(tiny_model.arguments, short_of_memory="at_load"))
     assert (why.cause, why.metadata["signal"]) == (ExitCause.OUT_OF_MEMORY, "SIGABRT")
 
