@@ -91,7 +91,7 @@ class Server:
         environ["DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"] = str(library)
 
         def limit() -> None:
-            if limit_bytes:
+            if limit_bytes and sys.platform != "darwin":
                 resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
         self.process = subprocess.Popen(
