@@ -18,11 +18,14 @@ from weighbridge_proto.engines.v1 import (
     chat_service_pb2_grpc,
     engine_service_pb2,
     engine_service_pb2_grpc,
+    image_service_pb2_grpc,
 )
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2, fit_service_pb2_grpc, plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
+
+from clients.python.tests.client_fake_images import FakeImages, FakeImageState
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -122,6 +125,9 @@ class FakeState:
         self.hang_after_answer = False
         self.hanging = threading.Event()
         self.cancelled = threading.Event()
+        self.images = FakeImageState()
+        self.runtime = ("mlx-lm 0.32.2", "")
+        """What each engine says of its runtime, and why it cannot be started."""
 
     async def ask(self, method: str, request: Any, context: Any) -> None:
         self.requests.append(request)
@@ -275,10 +281,12 @@ class FakeEngine(engine_service_pb2_grpc.EngineServiceServicer):
         self.state = state
 
     def engine(self) -> engine_service_pb2.Engine:
+        version, why_not = self.state.runtime
         engine = engine_service_pb2.Engine(
             kind=plan_pb2.ENGINE_KIND_MLX,
-            runtime_version="mlx-lm 0.32.2",
-            available=True,
+            runtime_version=version,
+            available=not why_not,
+            unavailable_reason=why_not,
             state=engine_service_pb2.ENGINE_STATE_READY,
         )
         engine.model.model_name = "tiny"
@@ -337,9 +345,10 @@ class FakeChat(chat_service_pb2_grpc.ChatServiceServicer):
 class FakeSuite:
     """The fakes on the sockets of one run folder."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, engines: tuple[str, ...] = ("mlx",)) -> None:
         self.run_dir = run_dir
         self.state = FakeState()
+        self._names = ("fit", "ledger", *(f"engine-{kind}" for kind in engines))
         self.environ = {"WEIGHBRIDGE_RUN_DIR": str(run_dir), "PATH": os.environ["PATH"], "HOME": str(run_dir)}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -381,7 +390,7 @@ class FakeSuite:
         asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
 
     async def _serve(self) -> None:
-        for name in ("fit", "ledger", "engine-mlx"):
+        for name in self._names:
             server = grpc.aio.server()
             if name == "fit":
                 fit_service_pb2_grpc.add_FitServiceServicer_to_server(FakeFit(self.state), server)
@@ -390,6 +399,7 @@ class FakeSuite:
             else:
                 engine_service_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(self.state), server)
                 chat_service_pb2_grpc.add_ChatServiceServicer_to_server(FakeChat(self.state), server)
+                image_service_pb2_grpc.add_ImageServiceServicer_to_server(FakeImages(self.state), server)
             healths = health.aio.HealthServicer()
             for service in HEALTH_SERVICES[name]:
                 await healths.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -429,3 +439,12 @@ def fake_suite(unstarted_suite: FakeSuite) -> Iterator[FakeSuite]:
     unstarted_suite.start()
     yield unstarted_suite
     unstarted_suite.stop()
+
+
+@pytest.fixture
+def image_suite(run_dir: Path) -> Iterator[FakeSuite]:
+    """A running fake suite that has an engine for images too."""
+    suite = FakeSuite(run_dir, ("mlx", "sd"))
+    suite.start()
+    yield suite
+    suite.stop()

@@ -15,6 +15,7 @@ from weighbridge.diagnosis import (
     check_catalogue,
     check_machine,
     check_run_folder,
+    check_sd_server,
     check_versions,
     diagnose,
     next_step,
@@ -80,6 +81,44 @@ async def test_services_missing_from_a_suite_that_is_up_are_broken_and_else_only
             assert by_name(await diagnose(suite, os.environ))["ledger"].state is State.BROKEN
         finally:
             lock.release()
+
+
+async def test_an_engine_that_a_suite_was_started_without_is_nothing_to_mend(fake_suite: Any) -> None:
+    async with Suite() as suite:
+        found = by_name(await diagnose(suite, os.environ))
+        assert (found["engine-sd"].state, found["engine-sd"].next_step) == (State.ABSENT, "")
+        assert "weighbridge up --engines mlx,sd" in found["engine-sd"].detail
+        (fake_suite.run_dir / "engine-sd.sock").touch()
+        assert by_name(await diagnose(suite, os.environ))["engine-sd"].state is State.BROKEN
+
+
+async def test_an_engine_that_runs_says_which_sd_server_it_found(image_suite: Any) -> None:
+    state = image_suite.state
+    async with Suite() as suite:
+        state.runtime = ("stable-diffusion.cpp 1a2b3c, vulkan", "")
+        found = by_name(await diagnose(suite, os.environ))["sd runtime"]
+        assert (found.state, found.detail) == (State.OK, "stable-diffusion.cpp 1a2b3c, vulkan")
+        state.runtime = ("stable-diffusion.cpp (not here)", "It is not on PATH.")
+        found = by_name(await diagnose(suite, os.environ))["sd runtime"]
+        assert (found.state, found.detail) == (State.BROKEN, "It is not on PATH.")
+        assert "WEIGHBRIDGE_ENGINES_SD_SERVER" in found.next_step
+
+
+async def test_without_an_engine_sd_server_is_looked_for_as_the_engine_would(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("WEIGHBRIDGE_ENGINES_SD_SERVER", str(tmp_path))
+    missing = await check_sd_server()
+    assert missing is not None
+    assert (missing.state, missing.next_step) == (State.ABSENT, ""), "chats need none"
+    assert "WEIGHBRIDGE_ENGINES_SD_SERVER" in missing.detail
+    program = tmp_path / "sd-server"
+    program.write_text("#!/bin/sh\necho 'stable-diffusion.cpp version v9, commit abc'\necho '  --listen-port N'\n")
+    program.chmod(0o755)
+    there = await check_sd_server()
+    assert there is not None
+    assert (there.state, there.detail) == (State.OK, f"stable-diffusion.cpp v9, cpu, at {program}")
 
 
 async def test_a_download_that_did_not_end_and_a_manifest_left_out_are_found(fake_suite: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weighbridge.failures import CallError
     from weighbridge.following import Interruption, follow
     from weighbridge.machines import parse_machine
+    from weighbridge.pictures import Picture, Rendering
     from weighbridge.sync import SyncSuite
     from weighbridge.version import __version__
 
@@ -23,6 +24,8 @@ __all__ = [
     "CallError",
     "Engine",
     "Interruption",
+    "Picture",
+    "Rendering",
     "RpcFailure",
     "Suite",
     "SyncSuite",
@@ -36,6 +39,8 @@ _HOMES = {
     "CallError": "weighbridge.failures",
     "Engine": "weighbridge.engine_client",
     "Interruption": "weighbridge.following",
+    "Picture": "weighbridge.pictures",
+    "Rendering": "weighbridge.pictures",
     "RpcFailure": "weighbridge_proto.errors",
     "Suite": "weighbridge.client",
     "SyncSuite": "weighbridge.sync",

@@ -1,6 +1,8 @@
 """What is found of the suite on this machine, what is missing, and the one next step."""
 
 import asyncio
+import contextlib
+import json
 import os
 import platform
 import stat
@@ -27,6 +29,16 @@ CLIENT_DISTRIBUTIONS = ("weighbridge", "weighbridge-proto")
 START = "weighbridge up"
 INSTALL = "pip install 'weighbridge[suite]'"
 INSTALL_MLX = "pip install 'weighbridge-engines[mlx]'"
+NAME_SD_SERVER = "put sd-server on PATH, or name it with WEIGHBRIDGE_ENGINES_SD_SERVER, and start the suite again"
+
+RUNTIME_STEPS = {"mlx": INSTALL_MLX, "sd": NAME_SD_SERVER}
+"""What to do about an engine that runs without its runtime."""
+
+SD_SERVER_FINDER = "weighbridge_engines.sd_server"
+"""Module that prints which sd-server is here: services are not imported by a client, so it is run."""
+
+SD_SERVER_TIMEOUT_S = 60.0
+"""The first time it hashes the program and its libraries, some hundred MB, and asks it for its flags."""
 
 
 class State(StrEnum):
@@ -130,7 +142,7 @@ async def check_engine(suite: Suite, kind: str) -> Check | None:
         return None
     name = f"{kind} runtime"
     if not engine.available:
-        return Check(name, State.BROKEN, engine.unavailable_reason, INSTALL_MLX if kind == "mlx" else "weighbridge ps")
+        return Check(name, State.BROKEN, engine.unavailable_reason, RUNTIME_STEPS.get(kind, "weighbridge ps"))
     return Check(name, State.OK, engine.runtime_version)
 
 
@@ -140,6 +152,35 @@ def check_mlx() -> Check:
     if version is None or not is_installed("mlx"):
         return Check("mlx runtime", State.ABSENT, "mlx-lm is not installed", INSTALL_MLX)
     return Check("mlx runtime", State.OK, f"mlx-lm {version} is installed")
+
+
+async def check_sd_server() -> Check | None:
+    """Which sd-server is here, for an engine that is not running; None: the engines are not installed."""
+    name = "sd runtime"
+    if not is_installed("weighbridge_engines"):
+        return None
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        SD_SERVER_FINDER,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(SD_SERVER_TIMEOUT_S):
+            printed, _ = await process.communicate()
+        found = json.loads(printed)
+    except (TimeoutError, ValueError):
+        return Check(name, State.BROKEN, "what sd-server is here cannot be told", INSTALL)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if "missing" in found:
+        return Check(name, State.ABSENT, found["missing"])  # only images need it, and the text says what to do
+    return Check(name, State.OK, f"stable-diffusion.cpp {found['version']}, {found['backend']}, at {found['path']}")
 
 
 def check_machine(capacity: machine_pb2.Capacity) -> list[Check]:
@@ -222,6 +263,20 @@ def check_download(model: fit_service_pb2.CatalogModel) -> Check | None:
     return Check(f"model {model.catalog_id}", State.ABSENT, detail, f"weighbridge pull {model.catalog_id}")
 
 
+def _is_configured(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether a suite that is up has the service ``name``. Which engines it has is for whoever started it to say."""
+    if not name.startswith("engine-"):
+        return True
+    return targets.target_variable(name) in environ or targets.socket_path(name, environ).exists()
+
+
+def _not_started(check: Check) -> Check:
+    """An engine that a suite was started without is nothing to do something about."""
+    if check.state is not State.ABSENT:
+        return check
+    return Check(check.name, State.ABSENT, f"not started: weighbridge up --engines {','.join(ENGINE_KINDS)}")
+
+
 async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
     """Look at everything. Starts and changes nothing."""
     folder = targets.run_dir(environ)
@@ -238,11 +293,17 @@ async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
     states = await asyncio.gather(*(check_service(suite, name, expected=False) for name in services))
     answering = any(check.state is not State.ABSENT for check in states)
     if answering or is_supervised(folder):
-        states = await asyncio.gather(*(check_service(suite, name, expected=True) for name in services))
+        states = await asyncio.gather(
+            *(check_service(suite, name, expected=_is_configured(name, environ)) for name in services)
+        )
+        states = [_not_started(check) for check in states]
     found = {name: installed_version(name) for name in DISTRIBUTIONS}
     checks += [*check_versions(found, suite_answers=answering), folder_check, *states]
-    engines = [await check_engine(suite, kind) for kind in ENGINE_KINDS]
-    checks += [check for check in engines if check is not None] or [check_mlx()]
+    for kind in ENGINE_KINDS:
+        runtime = await check_engine(suite, kind)
+        if runtime is None:
+            runtime = check_mlx() if kind == "mlx" else await check_sd_server()
+        checks += [] if runtime is None else [runtime]
     try:
         checks += check_machine((await suite.capacity()).capacity)
     except CallError:

@@ -11,17 +11,21 @@ from weighbridge_proto.engines.v1 import (
     chat_service_pb2_grpc,
     engine_service_pb2,
     engine_service_pb2_grpc,
+    image_service_pb2,
+    image_service_pb2_grpc,
 )
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge.failures import CallError, answered
+from weighbridge.pictures import Rendering, collected
 from weighbridge.reach import CALL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from weighbridge_proto.engines.v1.chat_service_pb2_grpc import ChatServiceAsyncStub
     from weighbridge_proto.engines.v1.engine_service_pb2_grpc import EngineServiceAsyncStub
+    from weighbridge_proto.engines.v1.image_service_pb2_grpc import ImageServiceAsyncStub
 
     from weighbridge.client import Suite
 
@@ -57,6 +61,11 @@ class Engine:
     def chats(self) -> "ChatServiceAsyncStub":
         """Every rpc of ChatService."""
         return chat_service_pb2_grpc.ChatServiceStub(self.suite.channel(self.service))
+
+    @property
+    def images(self) -> "ImageServiceAsyncStub":
+        """Every rpc of ImageService."""
+        return image_service_pb2_grpc.ImageServiceStub(self.suite.channel(self.service))
 
     async def describe(self) -> engine_service_pb2.GetEngineResponse:
         """What the engine is, has and does."""
@@ -119,6 +128,20 @@ class Engine:
     def chat(self, request: chat_service_pb2.ChatRequest) -> AsyncGenerator[chat_service_pb2.ChatResponse, None]:
         """Stream one answer. A model that is not loaded is loaded first; the load's events come first then."""
         return self._stream(lambda: self.chats.Chat(request))
+
+    def generate_image(
+        self, request: image_service_pb2.GenerateImageRequest
+    ) -> AsyncGenerator[image_service_pb2.GenerateImageResponse, None]:
+        """Render images, yielding each event as it comes: a load's if the model is not loaded, the place in the queue,
+        progress, the images in pieces, and the end.
+
+        :func:`weighbridge.pictures.with_pictures` puts the pieces together. Leaving early cancels the render.
+        """
+        return self._stream(lambda: self.images.GenerateImage(request))
+
+    async def render(self, request: image_service_pb2.GenerateImageRequest) -> Rendering:
+        """Render images and return them when they are done."""
+        return await collected(self.generate_image(request))
 
     async def _stream(self, start: Callable[[], grpc.aio.UnaryStreamCall[Any, R]]) -> AsyncGenerator[R, None]:
         await self.suite.reach(self.service)

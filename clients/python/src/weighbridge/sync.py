@@ -7,7 +7,7 @@ from concurrent import futures
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
+from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
@@ -15,6 +15,7 @@ from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 from weighbridge.admitting import admit
 from weighbridge.client import Suite
 from weighbridge.following import Interruption, follow
+from weighbridge.pictures import Rendering
 
 T = TypeVar("T")
 
@@ -146,6 +147,17 @@ class SyncSuite:
     ) -> Generator[chat_service_pb2.ChatResponse, None, None]:
         """See :meth:`weighbridge.Engine.chat`."""
         return self._iterate(lambda: self._suite.engine(kind).chat(request))
+
+    def generate_image(
+        self, kind: str, request: image_service_pb2.GenerateImageRequest
+    ) -> Generator[image_service_pb2.GenerateImageResponse, None, None]:
+        """See :meth:`weighbridge.Engine.generate_image`; :class:`weighbridge.pictures.PictureAssembler` takes the
+        pieces."""
+        return self._iterate(lambda: self._suite.engine(kind).generate_image(request))
+
+    def render(self, kind: str, request: image_service_pb2.GenerateImageRequest) -> Rendering:
+        """See :meth:`weighbridge.Engine.render`."""
+        return self._wait(self._suite.engine(kind).render(request))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         step = _Step(call)

@@ -13,6 +13,7 @@ from weighbridge.cli import (
     engine,
     fit,
     fits,
+    image,
     ledger,
     ledger_tools,
     pin,
@@ -52,6 +53,7 @@ for _command in (
     engine.unload,
     engine.ps,
     chat.chat,
+    image.image,
     doctor.doctor,
     demo.demo,
 ):

@@ -10,6 +10,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.machines import parse_machine
+from weighbridge.models import path_here
 from weighbridge.options import ENGINES, parse_options
 from weighbridge.sizes import parse_size
 
@@ -212,12 +213,18 @@ def chat_workload(context: int | None, slots: int | None) -> plan_pb2.Workload |
 
 
 def engine_options(settings: tuple[str, ...], engine: str | None) -> plan_pb2.EngineOptions | None:
-    """The options of ``--set``.
+    """The options of ``--set``. A model's parts are named as the model is: files as seen from here, or below the models
+    root.
 
     Raises:
         click.BadParameter: they cannot be set.
     """
     try:
-        return parse_options(settings, engine if engine in ENGINES else None)
+        options = parse_options(settings, engine if engine in ENGINES else None)
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="'--set'") from None
+    if options is not None and options.WhichOneof("engine") == "sd":
+        for role, path in options.sd.parts.items():
+            if (found := path_here(path)) is not None:
+                options.sd.parts[role] = str(found)
+    return options

@@ -41,7 +41,7 @@ class LoadDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_bar()
+        self.end_bar()
 
     async def show(self, event: engine_service_pb2.LoadModelResponse) -> None:
         """Show one event."""
@@ -50,7 +50,7 @@ class LoadDisplay:
             self._show_bar(event.starting)
             return
         if kind != "starting":
-            self._end_bar()
+            self.end_bar()
         await self._learn(_lease_ids(event))
         self._print(load_line(event, self._names))
 
@@ -86,7 +86,8 @@ class LoadDisplay:
             total=1.0 if known else None,
         )
 
-    def _end_bar(self) -> None:
+    def end_bar(self) -> None:
+        """The load goes on no more, or what follows has a bar of its own."""
         if self._bar is not None:
             self._progress.stop()
             self._progress.remove_task(self._bar)

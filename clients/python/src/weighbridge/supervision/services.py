@@ -7,8 +7,11 @@ from importlib import util
 
 from weighbridge.reach import HEALTH_SERVICES
 
-ENGINE_KINDS = ("mlx",)
+ENGINE_KINDS = ("mlx", "sd")
 """Engines that `up` can start."""
+
+ENGINE_MODULES = {"sd": ("httpx2", "PIL")}
+"""What the service of an engine imports beyond its own distribution; it could not even say that it is missing."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ def suite_services(engines: Sequence[str]) -> tuple[ServiceSpec, ...]:
     for kind in engines:
         if kind not in ENGINE_KINDS:
             raise ValueError(f"There is no engine {kind!r} to start. The engines are {', '.join(ENGINE_KINDS)}.")
+        if not all(map(is_installed, ENGINE_MODULES.get(kind, ()))):
+            raise MissingServiceError(
+                f"The engine {kind} needs libraries that are not installed: pip install 'weighbridge-engines[{kind}]'."
+            )
     services = [_service("ledger", "weighbridge_ledger", (), 2), _service("fit", "weighbridge_fit", (), 1)]
     services += [_service(f"engine-{kind}", "weighbridge_engines", (kind,), 0) for kind in dict.fromkeys(engines)]
     return tuple(services)
