@@ -138,12 +138,12 @@ def test_a_library_beside_it_is_a_part_of_the_build_and_tells_the_backend(tmp_pa
     assert alone.build != found.build
 
 
-def test_it_is_started_with_one_arena_its_libraries_and_nothing_of_the_service_s(tmp_path: Path, monkeypatch) -> None:
+def test_it_is_started_with_a_flat_heap_its_libraries_and_nothing_of_the_service_s(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("WEIGHBRIDGE_TOKEN", "secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/elsewhere")
     found = binary.SdBinary(tmp_path, "/its/lib", "unknown", "cpu", frozenset(), "")
     environ = found.environ()
-    assert environ["MALLOC_ARENA_MAX"] == "1"
+    assert (environ["MALLOC_ARENA_MAX"], environ["MALLOC_MMAP_THRESHOLD_"]) == ("1", "1048576")
     assert "WEIGHBRIDGE_TOKEN" not in environ
     if sys.platform == "linux":
         assert environ["LD_LIBRARY_PATH"] == os.pathsep.join(("/its/lib", "/elsewhere"))
