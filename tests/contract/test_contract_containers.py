@@ -114,6 +114,22 @@ def test_compose_mounts_files_that_exist(compose: Mapping[str, Any]) -> None:
     assert [path for path in mounted if not path.exists()] == []
 
 
+def test_a_health_check_asks_the_engine_that_its_container_runs(compose: Mapping[str, Any]) -> None:
+    default = json.loads(dict(last_stage("services/engines/Dockerfile"))["HEALTHCHECK"].partition("CMD ")[2])
+    engines = {name: one for name, one in compose["services"].items() if name.startswith("engine-")}
+    assert set(engines) == {"engine-mlx", "engine-sd"}
+    for name, one in engines.items():
+        check = one["healthcheck"]["test"][1:] if "healthcheck" in one else default
+        assert (check[-1], one["command"]) == (name, [name.removeprefix("engine-")])
+
+
+def test_the_image_engine_gets_its_program_read_only_and_only_when_it_is_asked_for(compose: Mapping[str, Any]) -> None:
+    engine = compose["services"]["engine-sd"]
+    (program,) = (volume for volume in engine["volumes"] if volume["type"] == "bind")
+    assert (program["target"], program["read_only"]) == (engine["environment"]["WEIGHBRIDGE_ENGINES_SD_SERVER"], True)
+    assert engine["profiles"] == ["sd"], "whoever has no sd-server starts the rest as before"
+
+
 def test_every_container_is_locked_down(compose: Mapping[str, Any]) -> None:
     for name, one in compose["services"].items():
         assert one["read_only"] is True, name
@@ -132,6 +148,7 @@ def test_nothing_reaches_outside_and_nothing_is_published(compose: Mapping[str, 
 def test_the_ledger_sees_the_processes_it_books_and_hands_out_what_their_container_has(
     compose: Mapping[str, Any],
 ) -> None:
-    ledger, engine = compose["services"]["ledger"], compose["services"]["engine-mlx"]
-    assert ledger["pid"] == engine["pid"] == "service:processes"
-    assert ledger["mem_limit"] == engine["mem_limit"]
+    ledger = compose["services"]["ledger"]
+    for engine in (compose["services"]["engine-mlx"], compose["services"]["engine-sd"]):
+        assert ledger["pid"] == engine["pid"] == "service:processes"
+        assert ledger["mem_limit"] == engine["mem_limit"]
