@@ -24,9 +24,9 @@ CACHE_VERSION = 1
 """Of the files that keep what was probed."""
 
 FLAT_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""One malloc arena, for each of its eight HTTP threads would keep one of its own; and a fixed threshold, because glibc's
-own moves up to the 31 MiB of a text encoder's buffer, which then leave holes in the heap. Peak RSS after ten renders of
-a tiny model at 64 x 64: 133 MiB with both, 339 with one arena alone, 409 with neither (glibc 2.36, 2026-11-30)."""
+"""One malloc arena, as each of its eight HTTP threads would keep one of its own; and a fixed threshold, as glibc's own
+moves up to the 31 MiB of a text encoder's buffer, which then leave holes. Peak RSS after ten renders of a tiny model
+at 64 x 64: 133 MiB with both, 339 with one arena alone, 409 with neither (glibc 2.36, 2026-11-30)."""
 
 _FLAG = re.compile(r"(?m)^\s+(?:-\w+, +)?(--[a-z0-9][a-z0-9_-]*)")
 _VERSION = re.compile(r"version (?P<version>\S+), commit (?P<commit>\S+)")
