@@ -12,9 +12,11 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from weighbridge.cli import main
+from weighbridge.supervision.services import ENGINE_MODULES, MissingServiceError, suite_services
 from weighbridge_proto.engines.v1 import image_service_pb2
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.fit.v1.fit_service_pb2 import PlanModelRequest
 
 from clients.python.tests.client_fake_images import png
 
@@ -233,6 +235,21 @@ def test_a_stream_that_ends_early_is_a_failure_and_no_half_file(image_suite: Any
     assert done.exit_code == 1
     assert "IMAGE_INCOMPLETE" in done.stderr
     assert files(folder) == ({"a-fox.png": FIRST} if missing == "finished" else {})
+
+
+def test_load_asks_the_plan_of_what_is_to_be_loaded_which_engine_it_is_for(image_suite: Any, folder: Path) -> None:
+    image_suite.state.plan.engine_kind = plan_pb2.ENGINE_KIND_SD
+    (folder / "vae.safetensors").touch()
+    done = CliRunner().invoke(main, ["load", "/m", "--set", "parts=vae=vae.safetensors"])
+    assert done.exit_code == 0, done.output
+    (planned,) = image_suite.state.asked(PlanModelRequest)
+    assert planned.options.sd.parts["vae"] == str(folder / "vae.safetensors"), "without it no law may know the model"
+
+
+def test_an_engine_whose_libraries_are_missing_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINE_MODULES, "sd", ("no_such_library_of_anybody",))
+    with pytest.raises(MissingServiceError, match=r"pip install 'weighbridge-engines\[sd\]'"):
+        suite_services(["sd"])
 
 
 def test_without_an_engine_for_images_it_says_how_to_start_one(fake_suite: Any) -> None:

@@ -84,7 +84,7 @@ def chat(
     async def body() -> None:
         async with open_suite() as suite:
             template.model.CopyFrom(await suite.resolve_model(model))
-            await answer(await choose_engine(suite, engine, template.model), template, json_output)
+            await answer(await choose_engine(suite, engine, template.model, template.options), template, json_output)
 
     run_command("chat", body, json_output=json_output)
 
@@ -168,7 +168,7 @@ async def converse(
     """A conversation at a terminal. Ctrl-C stops an answer, and at the prompt the conversation; Ctrl-D ends it too."""
     async with open_suite() as suite:
         template.model.CopyFrom(await suite.resolve_model(model))
-        engine = await choose_engine(suite, asked_engine, template.model)
+        engine = await choose_engine(suite, asked_engine, template.model, template.options)
         say("Ctrl-C stops an answer, Ctrl-D ends the conversation.")
         with AnswerInterrupts() as interrupts:
             while True:

@@ -29,8 +29,14 @@ from weighbridge.sizes import all_bytes, format_size
 DEFAULT_ENGINE = "mlx"
 
 
-async def choose_engine(suite: Suite, asked: str | None, model: weights_pb2.ModelRef | None) -> Engine:
-    """The engine that serves ``model``: the one asked for, the only one there is, else the one its plan names.
+async def choose_engine(
+    suite: Suite,
+    asked: str | None,
+    model: weights_pb2.ModelRef | None,
+    options: plan_pb2.EngineOptions | None = None,
+) -> Engine:
+    """The engine that serves ``model``: the one asked for, the only one there is, else the one that its plan with
+    ``options`` names.
 
     Raises:
         CommandError: the engine asked for is none of those here, or the model's plan names none that can load it.
@@ -44,7 +50,7 @@ async def choose_engine(suite: Suite, asked: str | None, model: weights_pb2.Mode
         return suite.engine(asked)
     if len(here) <= 1 or model is None:
         return suite.engine(here[0] if here else DEFAULT_ENGINE)
-    plan = await suite.plan_model(model)
+    plan = await suite.plan_model(model, options=options)
     kind = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
     if f"engine-{kind}" not in targets.SERVICES:
         raise CommandError(f"No engine here can load {plan.model_name}: it can be priced, not run.")
@@ -89,7 +95,7 @@ def load(
     async def body() -> None:
         async with open_suite() as suite:
             ref = await suite.resolve_model(model)
-            chosen = await choose_engine(suite, engine, ref)
+            chosen = await choose_engine(suite, engine, ref, options)
             events = chosen.load(
                 ref,
                 workload=workload,
