@@ -39,6 +39,13 @@ SD_SERVER_INSTALL := $(BIN)/python -m pip install -qq --no-deps --target $(SD_SE
 	$(addprefix --config-settings=cmake.define.,SD_BUILD_EXAMPLES=ON SD_WEBP=OFF SD_WEBM=OFF) stable-diffusion-cpp-python
 WITH_SD_SERVER = $(if $(wildcard $(SD_SERVER_BUILT)),WEIGHBRIDGE_ENGINES_SD_SERVER="$${WEIGHBRIDGE_ENGINES_SD_SERVER:-$(CURDIR)/$(SD_SERVER)}")
 
+# What make up starts: images too, once there is an sd-server to make them.
+ifneq ($(wildcard $(SD_SERVER_BUILT)),)
+ENGINES ?= mlx,sd
+else
+ENGINES ?= mlx
+endif
+
 INSTALLED := $(VENV)/.installed
 GENERATED := $(VENV)/.generated
 
@@ -98,8 +105,8 @@ $(GENERATED): $(PROTOS) | $(INSTALLED)
 demo: setup ## a model weighed, admitted and talking, with the trace of it all
 	@$(BIN)/weighbridge demo
 
-up: setup ## the whole suite on this machine, until Ctrl-C
-	@$(WITH_SD_SERVER) $(BIN)/weighbridge up
+up: setup ## the whole suite on this machine, until Ctrl-C (ENGINES=mlx,sd)
+	@$(WITH_SD_SERVER) $(BIN)/weighbridge up --engines $(ENGINES)
 
 test: setup ## every test, two files at a time (TESTS=path, ARGS='pytest options')
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS) $(TESTS)
