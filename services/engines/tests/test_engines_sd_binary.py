@@ -144,6 +144,7 @@ def test_it_is_started_with_a_flat_heap_its_libraries_and_nothing_of_the_service
     found = binary.SdBinary(tmp_path, "/its/lib", "unknown", "cpu", frozenset(), "")
     environ = found.environ()
     assert (environ["MALLOC_ARENA_MAX"], environ["MALLOC_MMAP_THRESHOLD_"]) == ("1", "1048576")
+    assert environ["GGML_NO_BACKTRACE"] == "1"
     assert "WEIGHBRIDGE_TOKEN" not in environ
     if sys.platform == "linux":
         assert environ["LD_LIBRARY_PATH"] == os.pathsep.join(("/its/lib", "/elsewhere"))

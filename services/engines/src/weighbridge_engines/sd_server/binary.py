@@ -74,7 +74,8 @@ class SdBinary:
 
     def environ(self) -> dict[str, str]:
         """What it is started with: the service's environment scrubbed, its libraries, and a heap that stays flat."""
-        extra = dict(FLAT_HEAP)
+        # A failed assertion would call a debugger first, which takes seconds and may hang where there is one.
+        extra = {**FLAT_HEAP, "GGML_NO_BACKTRACE": "1"}
         if self.library_path:
             name = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
             extra[name] = os.pathsep.join(filter(None, (self.library_path, os.environ.get(name, ""))))
