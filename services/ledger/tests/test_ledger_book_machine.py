@@ -1,16 +1,16 @@
 """The book in random interleavings of everything that can happen to it, judged by an oracle (see `explore`).
 
-WEIGHBRIDGE_BOOK_STEPS sets how many steps are tried, in histories of 50 (default 5,000; `make explore` does a million).
+WEIGHBRIDGE_BOOK_STEPS sets how many steps are tried, in histories of 50 (default 10,000; `make explore`: a million).
 """
 
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from weighbridge_ledger.book import (
     GPU,
     Ask,
@@ -27,70 +27,113 @@ from weighbridge_ledger.book import (
 from weighbridge_ledger.book.events import EventKind
 
 from services.ledger.tests.explore.fairness import everybody_is_served
-from services.ledger.tests.explore.machine import WISHES, Driver, Held
+from services.ledger.tests.explore.machine import ANY_CARDS, NAMED_CARDS, Driver, Held
 
 STEPS_PER_HISTORY = 50
 
+SLOW_TERM_S = 9
+
 INDEX = st.integers(0, 30)
-PRIORITIES = st.sampled_from([1, 2, 2, 3])
 SELDOM = st.sampled_from([False, False, False, True])
+OPTIONAL = st.sampled_from([0, 0, 3])
 
 UNWELL = Hold("DEVICE_UNHEALTHY", "It is hot.", refuses_use=True)
 PANIC = Hold("GPU_PANIC", "It panicked.")
 HOLDS = st.sampled_from([{}, {}, {"a": UNWELL}, {GPU: UNWELL}, {"": PANIC}])
 
-ACTIVE, VACATING = LeaseState.ACTIVE, LeaseState.VACATING
+GRANTED, ACTIVE, VACATING = LeaseState.GRANTED, LeaseState.ACTIVE, LeaseState.VACATING
+
+
+@dataclass(frozen=True)
+class Whims:
+    """What a client wants besides bytes."""
+
+    priority: int
+    pinned: bool
+    exclusive: bool
+    loads: bool
+    """It activates and loads at once what is granted at once."""
+    retriable: bool
+    cpu_only: bool
+    foreign: bool
+    """It lives in another pid namespace."""
+    limited: bool
+    """It has a memory limit of its own."""
+    impatient: bool
+    slow: bool
+    """It has a longer term."""
+
+
+WHIMS = st.builds(
+    Whims,
+    priority=st.sampled_from([1, 2, 2, 3]),
+    pinned=SELDOM,
+    exclusive=SELDOM,
+    loads=st.booleans(),
+    retriable=st.booleans(),
+    cpu_only=SELDOM,
+    foreign=SELDOM,
+    limited=SELDOM,
+    impatient=SELDOM,
+    slow=SELDOM,
+)
 
 
 class BookMachine(Driver):
     """Rules for everything that clients, engines, devices, people and the kernel can do to a book."""
 
-    @rule(
-        host=st.integers(0, 6),
-        optional=st.sampled_from([0, 0, 0, 3]),
-        wishes=st.sampled_from(WISHES),
-        priority=PRIORITIES,
-        pinned=SELDOM,
-        exclusive=SELDOM,
-        retriable=st.booleans(),
-        loads=st.booleans(),
-        own=st.sampled_from(["", "", "", "replaces", "while_holding"]),
-        data=st.data(),
-    )
-    def claim(
-        self,
-        host: int,
-        optional: int,
-        wishes: tuple[DeviceWant, ...],
-        priority: int,
-        pinned: bool,
-        exclusive: bool,
-        retriable: bool,
-        loads: bool,
-        own: str,
-        data: Any,
-    ) -> None:
-        """A claim of any kind, which looks before it asks; what is granted may be loaded at once."""
-        pid = next(self.pids)
-        cards = self.book.ceilings.devices
-        wishes = wishes if all(want.device_id in ("", *cards) for want in wishes) and cards else ()
-        ask = Ask(
-            f"r{pid}" if retriable else "",
-            self.world.process(pid),
-            Claim(host, wishes, optional, cpu_only=not wishes and pid % 3 == 0),
-            priority=priority,
-            pinned=pinned,
-            exclusive=exclusive,
-            memory_limit_bytes=5 if pid % 7 == 0 else 0,
-            max_wait_s=10 if pid % 5 == 0 else None,
-        )
-        if own and (mine := self.pick(data.draw(INDEX), ACTIVE, VACATING)) is not None and mine.secrets:
+    def somebody(self) -> bool:
+        return bool(self.held)
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    @rule(host=st.integers(0, 6), optional=OPTIONAL, whims=WHIMS)
+    def claim_on_the_host(self, host: int, optional: int, whims: Whims) -> None:
+        self.claim(Claim(host, (), optional, cpu_only=whims.cpu_only), whims)
+
+    @rule(host=st.sampled_from([0, 0, 1, 4]), wishes=st.sampled_from(NAMED_CARDS), whims=WHIMS)
+    def claim_cards(self, host: int, wishes: tuple[DeviceWant, ...], whims: Whims) -> None:
+        self.claim(Claim(host, wishes), whims)
+
+    @rule(host=st.sampled_from([0, 0, 1, 4]), wishes=st.sampled_from(ANY_CARDS), whims=WHIMS)
+    def claim_any_card(self, host: int, wishes: tuple[DeviceWant, ...], whims: Whims) -> None:
+        self.claim(Claim(host, wishes), whims)
+
+    @precondition(somebody)
+    @rule(index=INDEX, replaces=st.booleans(), more=st.integers(-1, 3), whims=WHIMS)
+    def claim_with_a_lease_of_its_own(self, index: int, replaces: bool, more: int, whims: Whims) -> None:
+        """It replaces that lease, grown by so much; or keeps it busy meanwhile."""
+        mine = self.pick(index, ACTIVE, VACATING)
+        if mine is not None and mine.secrets:
             credential = Credential(mine.lease_id, mine.secrets[-1])
-            ask = replace(ask, holder=self.process(mine))
-            named = {"replaces": credential} if own == "replaces" else {"while_holding": (credential,)}
-            ask = replace(ask, **named)
+            wishes = mine.ask.claim.devices if replaces else ()
+            claim = Claim(max(0, (mine.ask.claim.host_bytes if replaces else 0) + more), wishes)
+            if replaces:
+                self.claim(claim, whims, holder=self.process(mine), replaces=credential)
+            else:
+                self.claim(claim, whims, holder=self.process(mine), while_holding=(credential,))
+
+    def claim(self, claim: Claim, whims: Whims, **more: Any) -> None:
+        """Look what would happen, and ask."""
+        cards = self.book.ceilings.devices
+        if not cards or any(want.device_id not in ("", *cards) for want in claim.devices):
+            claim = replace(claim, devices=())
+        pid = next(self.pids)
+        namespace = {"namespace": "pid:[2]"} if whims.foreign else {}
+        ask = Ask(
+            request_id=f"r{pid}" if whims.retriable else "",
+            holder=more.pop("holder", self.world.process(pid, **namespace)),
+            claim=claim,
+            priority=whims.priority,
+            pinned=whims.pinned,
+            exclusive=whims.exclusive,
+            memory_limit_bytes=5 if whims.limited else 0,
+            max_wait_s=10 if whims.impatient else None,
+            term_s=SLOW_TERM_S if whims.slow else None,
+            **more,
+        )
         held = self.look_and_admit(ask)
-        if loads and held is not None and self.state(held) is LeaseState.GRANTED:
+        if whims.loads and held is not None and self.state(held) is GRANTED:
             self.activate_and_load(held, engine=pid % 2 == 0)
 
     def look_and_admit(self, ask: Ask) -> Held | None:
@@ -104,13 +147,14 @@ class BookMachine(Driver):
         assert self.everything() == before, "looking changed something"
         held = self.admit(ask)
         if preview is not None and ask.replaces is None:
-            granted = held is not None and self.state(held) is LeaseState.GRANTED
+            granted = held is not None and self.state(held) is GRANTED
             assert granted is (preview.charge is not None and not preview.evict), preview
             if granted:
                 assert self.book.view(held.lease_id).lease.charge == preview.charge
             assert (preview.refusal is not None) is (held is None and self.refusal is Reason.CLAIM_EXCEEDS_CAPACITY)
         return held
 
+    @precondition(somebody)
     @rule(index=INDEX, other_process=SELDOM)
     def ask_again(self, index: int, other_process: bool) -> None:
         held = self.pick(index)
@@ -118,14 +162,16 @@ class BookMachine(Driver):
             holder = self.world.process(next(self.pids)) if other_process else self.process(held)
             self.admit(replace(held.ask, holder=holder))
 
+    @precondition(somebody)
     @rule(index=INDEX, engine=st.booleans())
     def activate(self, index: int, engine: bool) -> None:
-        held = self.pick(index, LeaseState.GRANTED, ACTIVE)
+        held = self.pick(index, GRANTED, ACTIVE)
         if held is not None and held.secrets:
             engines = (self.world.process(next(self.pids)),) if engine else ()
             secret, process = held.secrets[-1], self.process(held)
             self.do(lambda: self.book.activate(held.lease_id, secret, process, engines, self.now))
 
+    @precondition(somebody)
     @rule(index=INDEX, newest=st.booleans())
     def end_stream(self, index: int, newest: bool) -> None:
         held = self.pick(index)
@@ -133,6 +179,7 @@ class BookMachine(Driver):
             stream = held.stream if newest else held.stream - 1
             self.do(lambda: self.book.stream_ended(held.lease_id, stream, self.now))
 
+    @precondition(somebody)
     @rule(index=INDEX, observed=st.none() | st.integers(0, 9), load_complete=st.booleans())
     def renew_one(self, index: int, observed: int | None, load_complete: bool) -> None:
         held = self.pick(index, ACTIVE, VACATING)
@@ -140,24 +187,28 @@ class BookMachine(Driver):
             seen = None if observed is None else Observed(observed)
             self.renew(held, seen, load_complete=load_complete)
 
+    @precondition(somebody)
     @rule(index=INDEX)
     def come_back(self, index: int) -> None:
         held = self.pick(index)
         if held is not None:
             self.attach(held)
 
+    @precondition(somebody)
     @rule(index=INDEX)
     def use(self, index: int) -> None:
         held = self.pick(index, ACTIVE)
         if held is not None and held.secrets:
             self.begin_use(held)
 
+    @precondition(somebody)
     @rule(index=INDEX)
     def stop_using(self, index: int) -> None:
         users = [held for held in self.held if held.uses and held.secrets]
         if users:
             self.end_use(users[index % len(users)])
 
+    @precondition(somebody)
     @rule(
         index=INDEX,
         host=st.integers(-2, 2),
@@ -179,18 +230,14 @@ class BookMachine(Driver):
         secret = held.secrets[-1]
         self.do(lambda: self.book.resize(held.lease_id, secret, claim, self.now, exclusive))
 
+    @precondition(somebody)
     @rule(index=INDEX)
     def give_back(self, index: int) -> None:
         held = self.pick(index)
         if held is not None and held.secrets:
             self.release(held)
 
-    @rule(index=INDEX)
-    def operator_ends_it(self, index: int) -> None:
-        held = self.pick(index, ACTIVE, VACATING)
-        if held is not None:
-            self.do(lambda: self.book.release_by_operator(held.lease_id, self.world.is_alive, self.now))
-
+    @precondition(somebody)
     @rule(index=INDEX, data=st.data())
     def a_stale_secret_changes_nothing(self, index: int, data: Any) -> None:
         stale = [held for held in self.held if len(held.secrets) > 1 and self.book.view(held.lease_id) is not None]
@@ -226,11 +273,15 @@ class BookMachine(Driver):
         assert self.world.drain() == []
         assert self.everything() == before
 
+    @precondition(somebody)
     @rule(index=INDEX, engines_too=st.booleans())
     def kill(self, index: int, engines_too: bool) -> None:
         held = self.pick(index)
         if held is not None:
             self.die(held, engines_too=engines_too)
+            if self.state(held) in (ACTIVE, VACATING):
+                # An operator's word counts only where nobody is seen alive.
+                self.do(lambda: self.book.release_by_operator(held.lease_id, self.world.is_alive, self.now))
 
     @rule(seconds=st.sampled_from([0.5, 2, 2, 6, 8, 20]), renewing=st.sampled_from([True, True, True, False]))
     def time_passes(self, seconds: float, renewing: bool) -> None:
@@ -243,7 +294,7 @@ class BookMachine(Driver):
         self.shadow.scene.now = self.world.time
         self.shadow.stood_still(seconds)
         self.do(lambda: self.book.tick(self.now))
-        if seconds > self.world.policy.term_s / 2:
+        if seconds > SLOW_TERM_S / 2:
             # Nobody could renew meanwhile, so nobody is silent.
             assert {view.lease.lease_id for view in self.book.charged() if view.lease.suspect} <= suspects
 
@@ -284,14 +335,15 @@ class BookMachine(Driver):
             self.world.dead |= set(view.lease.processes)
         dead = frozenset(self.world.dead & self.book.processes_to_watch())
         self.do(lambda: self.book.processes_died(dead, self.now))
-        self.pass_time(self.world.policy.activate_by_s, renewing=False)
+        # Those whom nobody sees have a term, doubled by a restart, and the grace.
+        self.pass_time(2 * SLOW_TERM_S + self.world.policy.grace_s, renewing=False)
         assert self.world.committed() == 0
         assert self.book.queue_depth == 0
         self.seen.update(self.shadow.told)
 
 
 def test_the_book_holds_in_every_interleaving(new_world) -> None:
-    steps = int(os.environ.get("WEIGHBRIDGE_BOOK_STEPS", "5000"))
+    steps = int(os.environ.get("WEIGHBRIDGE_BOOK_STEPS", "10000"))
     seen: Counter[str] = Counter()
     machine = type("BookMachine", (BookMachine,), {"world_type": new_world, "seen": seen})
     run_state_machine_as_test(

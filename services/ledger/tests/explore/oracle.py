@@ -19,8 +19,8 @@ class Holder:
     """One charged lease, as the rules look at it."""
 
     lease: Lease
-    heard: float
-    """When its term was renewed last."""
+    until: float
+    """Until when it may be silent; granted: not activated."""
     known: bool = True
     """False: not heard of since the ledger was started anew, so nobody knows whether it is in use."""
     uses: set[str] = field(default_factory=set)
@@ -165,7 +165,7 @@ class Scene:
             on_gpu=GPU in occupies,
             exclusive=lease.exclusive and ceilings.exclusive_heeded and bool(occupies),
         )
-        # Without a limit all pools together are one, which a card that was taken out makes smaller than what is charged.
+        # Without a limit it is all pools together: less than what is charged, where a card was taken out.
         if beside.total + charge.total_bytes > ceilings.total_bytes:
             return None
         return charge
@@ -213,10 +213,22 @@ class Scene:
             kept = tuple(wants[card] for card in sorted(wants) if wants[card].required_bytes > 0)
             yield replace(claim, devices=kept)
 
+    def missing(self, target: Claim) -> int:
+        """Bytes that a claim on named cards misses there once everything is back that comes back (rule 17)."""
+        settled = self.beside(self.pending(), self.shrinking())
+        return sum(
+            max(0, want.required_bytes - max(0, self.most(want.device_id) - settled.used[want.device_id]))
+            for want in target.devices
+        )
+
     def never_fits(self, lease: Lease) -> bool:
         """Whether the claim could not be granted even if nobody else were there."""
         empty = Scene(self.ceilings, self.policy)
         return not any(empty.place(lease, bound, Beside(())) for bound in empty.bindings(lease.claim))
+
+    def term_of(self, lease: Lease) -> float:
+        """How long its holder may be silent, or a grant not be activated (rules 6, 10)."""
+        return self.policy.activate_by_s if lease.state is LeaseState.GRANTED else lease.term_s
 
     # -- what is there for the moment ------------------------------------------------------------------------------
 

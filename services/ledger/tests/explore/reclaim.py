@@ -54,6 +54,10 @@ class Reclaim:
         may = self.may_plan_over if self.staged else self.may_ask
         return {one: holder for one, holder in self.scene.holders.items() if may(holder)}
 
+    def idle(self) -> set[str]:
+        """The leases that may be asked now."""
+        return {one for one, holder in self.scene.holders.items() if self.may_ask(holder)}
+
     # -- how much --------------------------------------------------------------------------------------------------
 
     def fits(self, gone: Iterable[str] = (), *, shrunk: bool = False, steadily: bool = True) -> bool:

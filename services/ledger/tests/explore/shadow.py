@@ -11,6 +11,7 @@ from weighbridge_ledger.book import (
     Book,
     Ceilings,
     Charge,
+    Claim,
     Event,
     EventKind,
     External,
@@ -23,7 +24,8 @@ from weighbridge_ledger.book import (
 )
 
 from services.ledger.tests.explore.oracle import Beside, Holder, Scene, Waiting, required_of
-from services.ledger.tests.explore.reclaim import Reclaim, asks_first
+from services.ledger.tests.explore.reclaim import Reclaim
+from services.ledger.tests.explore.standing import nobody_waits_in_vain
 
 RANK = {state: rank for rank, state in enumerate(LeaseState)}
 
@@ -52,6 +54,8 @@ class Shadow:
         self._places: dict[str, Kept] = {}
         self._samples: deque[External] = deque(maxlen=policy.steady_samples)
         self._observed: dict[str, Observed] = {}
+        self._aims: dict[str, Claim] = {}
+        """Of those who were protected for good after the last verb."""
         self._passes_at_most: dict[str, int] = {}
         """A waiter for any card may have changed its aim within one verb: at most so often it may have been harmed."""
 
@@ -60,7 +64,7 @@ class Shadow:
     def heard(self, lease_id: str) -> None:
         """The holder has renewed its lease."""
         holder = self.scene.holders[lease_id]
-        holder.heard = self.scene.now
+        holder.until = self.scene.now + holder.lease.term_s
         self._known(holder)
 
     def _known(self, holder: Holder) -> None:
@@ -97,6 +101,8 @@ class Shadow:
             return
         before = holder.lease
         assert lease.holder == before.holder or lease.state is LeaseState.GRANTED, "an active lease changed hands"
+        if before.state is LeaseState.GRANTED:
+            holder.until = self.scene.now + self.scene.policy.activate_by_s
         holder.lease = replace(
             before,
             holder=lease.holder,
@@ -138,7 +144,9 @@ class Shadow:
         scene.waiting, scene.overruns, scene.measured, scene.steady, scene.holds = {}, {}, {}, {}, {}
         self._samples.clear()
         self._observed.clear()
+        self._aims.clear()
         for holder in scene.holders.values():
+            holder.until = now + self._extended(holder.lease)
             holder.uses, holder.known = set(), False
             holder.shrink_by, holder.was_asked_to_shrink = None, False
             if holder.vacate_by is not None:
@@ -153,10 +161,14 @@ class Shadow:
         scene = self.scene
         if gap_s > scene.policy.standstill_s:
             for holder in scene.holders.values():
-                granted = holder.lease.state is LeaseState.GRANTED
-                suffered = gap_s > (scene.policy.activate_by_s if granted else holder.lease.term_s) / 2
-                if suffered and holder.vacate_by is not None and not holder.overdue:
-                    holder.vacate_by = scene.now + scene.policy.vacate_s
+                if gap_s > scene.term_of(holder.lease) / 2:
+                    holder.until = scene.now + self._extended(holder.lease)
+                    if holder.vacate_by is not None and not holder.overdue:
+                        holder.vacate_by = scene.now + scene.policy.vacate_s
+
+    def _extended(self, lease: Lease) -> float:
+        """A term once more and up to doubled, so that not all end at once; worlds of tests spread by a half."""
+        return self.scene.term_of(lease) * (1 if lease.state is LeaseState.GRANTED else 1.5)
 
     # -- what was told ---------------------------------------------------------------------------------------------
 
@@ -240,7 +252,9 @@ class Shadow:
         self._count_passes(ahead, required)
         scene.waiting.pop(lease.lease_id, None)
         self._check_optional(lease, required)
-        scene.holders[lease.lease_id] = Holder(lease, heard=scene.now, idle_since=scene.now, loading_since=scene.now)
+        scene.holders[lease.lease_id] = Holder(
+            lease, scene.now + scene.term_of(lease), idle_since=scene.now, loading_since=scene.now
+        )
 
     def _count_passes(self, harmable: list[Waiting], charge: Charge) -> None:
         """Whoever is harmed has lost a turn, and was not protected (rule 16)."""
@@ -347,7 +361,12 @@ class Shadow:
             if cause is ReleaseCause.EXCEEDS_CAPACITY:
                 assert self.scene.never_fits(lease), "told that it never fits, though it could"
             self._keep_place(lease, waiter.since, waiter.passes)
+        elif cause is ReleaseCause.FENCED:
+            assert holder.lease.foreign, "nobody saw its processes end"
+            assert self.scene.now >= holder.until + self.scene.policy.grace_s, "its holder has had no time"
         elif holder.lease.state is LeaseState.GRANTED:
+            if cause is ReleaseCause.NOT_ACTIVATED:
+                assert self.scene.now >= holder.until, "taken back before its time to activate was over"
             self._keep_place(lease, self.scene.now, 0)
 
     def _keep_place(self, lease: Lease, since: float, passes: int) -> None:
@@ -359,7 +378,8 @@ class Shadow:
     def _changed(self, kind: EventKind, lease: Lease) -> None:
         now, holder = self.scene.now, self.scene.holders[lease.lease_id]
         if kind is EventKind.ACTIVATED and holder.lease.state is LeaseState.GRANTED:
-            holder.heard = holder.idle_since = holder.loading_since = now
+            holder.idle_since = holder.loading_since = now
+            holder.until = now + lease.term_s
         elif kind is EventKind.ATTACHED:
             self.heard(lease.lease_id)
         elif kind is EventKind.LOADED:
@@ -367,7 +387,7 @@ class Shadow:
             assert lease.load_s == now - holder.loading_since
             holder.loading_since, holder.loaded, holder.idle_since = None, now, now
         elif kind is EventKind.SUSPECTED:
-            assert now - holder.heard >= lease.term_s, "marked before its term was over"
+            assert now >= holder.until, "marked before its term was over"
         elif kind is EventKind.OVERDUE:
             assert holder.vacate_by is not None
             assert holder.vacate_by <= now, "overdue before its deadline"
@@ -382,6 +402,8 @@ class Shadow:
         assert {view.lease.lease_id: view.lease for view in book.charged()} == {
             one: holder.lease for one, holder in scene.holders.items()
         }
+        for one, holder in scene.holders.items():
+            assert holder.lease.suspect or scene.now < holder.until, f"silent for its term: {one}"
         queued = {waiter.lease.lease_id: waiter for waiter in book._queue}
         assert queued.keys() == scene.waiting.keys()
         for one, waiter in scene.waiting.items():
@@ -394,20 +416,8 @@ class Shadow:
             assert theirs.level == scene.level(waiter)
         order = [waiter.lease.lease_id for waiter in scene.in_order()]
         assert [waiter.lease.lease_id for waiter in book._queue] == order
-        for waiter in scene.in_order():
-            assert not scene.never_fits(waiter.lease), f"waits for what can never be: {waiter}"
-            assert not scene.grants(waiter, surely=True), f"could be granted, and waits: {waiter}"
-        for waiter in asks_first(scene):
-            self._check_asked_for(waiter)
-
-    def _check_asked_for(self, waiter: Waiting) -> None:
-        scene = self.scene
-        undone = Reclaim(scene, waiter, waiter.target).undone()
-        assert undone is None, f"{undone} for {waiter}"
-        replaced = scene.holders.get(waiter.replaces)
-        if replaced is not None and replaced.vacate_by is None and Reclaim(scene, waiter, waiter.target).fits():
-            charge = scene.place(waiter.lease, waiter.target, scene.beside([waiter.replaces]))
-            assert charge is None, f"only the lease that it replaces is in the way, and was not asked: {waiter}"
+        nobody_waits_in_vain(scene, self._aims)
+        self._aims = {one: waiter.target for one, waiter in scene.waiting.items() if scene.protected_for_good(waiter)}
 
 
 def _same(one: Charge, other: Charge) -> bool:
