@@ -286,7 +286,7 @@ def _number(sent: dict[str, Any], key: str, default: float) -> float:
     value = sent.get(key, default)
     if not isinstance(value, int | float):
         raise ServerError(f"[json.exception.type_error.302] type must be number, but is {_kind_name(value)}")
-    return value
+    return float(value)  # 1 and 1.0 are the same request
 
 
 def _kind_name(value: Any) -> str:
