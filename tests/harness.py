@@ -22,7 +22,7 @@ READY_S = 60.0
 POLL_S = 0.02
 
 
-def make_model(kind: str, out: Path) -> Path:
+def make_model(kind: str, out: Path, *options: str) -> Path:
     """Make a model with ``python -m weighbridge_engines.models.<kind>`` unless ``out`` already has it.
 
     A model takes seconds to make, so runs of one checkout share it. It is made beside its final place and renamed, so
@@ -32,7 +32,11 @@ def make_model(kind: str, out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
             made = Path(scratch) / "model"
-            subprocess.run([sys.executable, "-m", f"weighbridge_engines.models.{kind}", str(made)], check=True)
+            subprocess.run(
+                [sys.executable, "-m", f"weighbridge_engines.models.{kind}", str(made), *options],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
             with contextlib.suppress(OSError):  # another run was faster
                 made.rename(out)
     return out
@@ -58,6 +62,7 @@ class Suite:
 
     models_root: Path
     extra_env: dict[str, str] = field(default_factory=dict)
+    engines: str = "mlx"
     home: Path = field(init=False)
     process: subprocess.Popen[str] | None = field(init=False, default=None)
 
@@ -87,7 +92,7 @@ class Suite:
         log = (self.home / "up.log").open("w")
         # With a lifeline, so that a test run that is killed leaves no suite behind.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "weighbridge.supervision.lifeline", "weighbridge", "up", "--engines", "mlx"],
+            [sys.executable, "-m", "weighbridge.supervision.lifeline", "weighbridge", "up", "--engines", self.engines],
             env=self.env,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -164,9 +169,9 @@ class Suite:
 
 
 @contextlib.contextmanager
-def running_suite(models_root: Path, **extra_env: str) -> Iterator[Suite]:
+def running_suite(models_root: Path, engines: str = "mlx", **extra_env: str) -> Iterator[Suite]:
     """A started suite that is gone afterwards."""
-    suite = Suite(models_root, extra_env)
+    suite = Suite(models_root, extra_env, engines)
     try:
         yield suite.start()
     finally:
