@@ -456,9 +456,10 @@ class BookCore:
             dues.append(entry.vacate_deadline)
         if entry.shrink is not None:
             dues.append(entry.shrink.deadline)
+        if entry.loading_since is not None and lease.state is not LeaseState.GRANTED:
+            # Also of one that was released before it had loaded, and whose engine hangs.
+            dues.append(entry.loading_since + self._policy.longest_load_s)
         if lease.state is LeaseState.ACTIVE:
-            if entry.loading_since is not None:
-                dues.append(entry.loading_since + self._policy.longest_load_s)
             resident = self._residents.get(lease.lease_id)
             if resident is not None and resident.stage is Stage.YOUNG:
                 dues.append(entry.resident_until)

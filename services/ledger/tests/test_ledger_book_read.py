@@ -1,0 +1,18 @@
+"""Faults of the book that reading it line by line found, each by the shortest history that shows it."""
+
+from weighbridge_ledger.book import Ceilings, LeaseState
+
+GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
+
+
+def test_a_load_that_was_given_up_and_hangs_keeps_others_from_loading_for_ten_minutes_at_most(new_world) -> None:
+    """Released before it had loaded, its engine never ends: nobody was let load on that machine ever again."""
+    world = new_world(Ceilings(8, has_shared_gpu=True, one_start_at_a_time=True))
+    hanging, secret = world.active(1, 1, 11)
+    assert world.release(hanging, secret).state is VACATING
+    world.pass_time(300)
+    waiting = world.admit(1, 2).lease.lease_id
+    world.pass_time(world.policy.longest_load_s - 301)
+    assert world.wait_codes(waiting) == ["LOADS_ONE_AT_A_TIME"]
+    world.pass_time(1)
+    assert world.state(waiting) is GRANTED
