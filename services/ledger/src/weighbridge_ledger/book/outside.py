@@ -22,6 +22,8 @@ class Overruns:
         for sizes, sign in ((before, -1), (overrun, 1)):
             for pool, size in sizes.items():
                 self._by_pool[pool] = self._by_pool.get(pool, 0) + sign * size
+                if not self._by_pool[pool]:
+                    del self._by_pool[pool]  # holders name the pools: names must not pile up
         return overrun != before
 
     def on_top_of(self, measured: External) -> External:
