@@ -1,6 +1,6 @@
 """Faults of the book that reading it line by line found, each by the shortest history that shows it."""
 
-from weighbridge_ledger.book import Ceilings, LeaseState, Observed
+from weighbridge_ledger.book import Ceilings, LeaseState, Observed, Policy
 
 GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
 
@@ -27,3 +27,15 @@ def test_names_of_devices_that_holders_make_up_do_not_pile_up(new_world) -> None
     assert len(world.book._overruns.on_top_of(world.book.external).devices) == 1
     world.book.renew(lease, secret, Observed(), world.now)
     assert world.book._overruns.on_top_of(world.book.external) == world.book.external
+
+
+def test_who_takes_any_card_is_seen_behind_many_who_wait_for_the_one_it_aims_at(new_world) -> None:
+    """It stood beyond the look-ahead of card a, and so nobody saw that it was the first for card b."""
+    world = new_world(Ceilings(0, {"a": 2, "b": 2}), Policy(look_ahead=2))
+    world.active(0, 1, devices={"a": 2}, term_s=600)
+    other, secret = world.active(0, 2, devices={"b": 2}, term_s=600)
+    for _ in range(3):
+        world.admit(0, 3, devices={"a": 2})
+    floating = world.admit(0, 4, devices={"": 2}).lease.lease_id
+    world.release(other, secret)
+    assert world.state(floating) is GRANTED

@@ -69,8 +69,12 @@ class Waiter:
         return (-self.level, self.lease.sequence)
 
 
+ANY_CARD = ""
+"""The list of those who take any card: behind many who wait for the one they aim at, they are the first for another."""
+
+
 class WaitQueue:
-    """Waiters by key. One sorted list over all, one for each pool."""
+    """Waiters by key. One sorted list over all, one for each pool, and one of those who take any card."""
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
@@ -94,7 +98,7 @@ class WaitQueue:
         waiter.places = waiter.pools.union(waiter.required.occupies)
         self._waiters[waiter.sequence] = waiter
         insort(self._order, key)
-        for pool in waiter.pools:
+        for pool in _lists_of(waiter):
             ordered = self._by_pool.setdefault(pool, [])
             at = bisect_left(ordered, key)
             ordered.insert(at, key)
@@ -108,7 +112,7 @@ class WaitQueue:
         waiter = self._waiters.pop(sequence)
         key = waiter.key
         del self._order[bisect_left(self._order, key)]
-        for pool in waiter.pools:
+        for pool in _lists_of(waiter):
             ordered = self._by_pool[pool]
             at = bisect_left(ordered, key)
             del ordered[at]
@@ -134,8 +138,8 @@ class WaitQueue:
         return all(bisect_left(self._by_pool.get(pool, ()), key) < look_ahead for pool in pools)
 
     def head(self, look_ahead: int) -> list[Waiter]:
-        """The first `look_ahead` waiters of every pool, in order. Not to be changed; it stays as it is when the queue
-        changes."""
+        """The first `look_ahead` waiters of every pool and for any card, in order. Not to be changed; it stays as it is
+        when the queue changes."""
         if self._head is None or self._head[0] != look_ahead:
             seen: set[Key] = set()
             for keys in self._by_pool.values():
@@ -151,3 +155,7 @@ class WaitQueue:
         """Somebody came or went at this place of a pool."""
         if self._head is not None and at < self._head[0]:
             self._head = None
+
+
+def _lists_of(waiter: Waiter) -> frozenset[str]:
+    return waiter.pools | {ANY_CARD} if waiter.floating else waiter.pools
