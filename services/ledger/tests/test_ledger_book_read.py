@@ -1,8 +1,10 @@
 """Faults of the book that reading it line by line found, each by the shortest history that shows it."""
 
-from weighbridge_ledger.book import Ceilings, LeaseState, Observed, Policy
+from weighbridge_ledger.book import Ceilings, Claim, Credential, Hold, LeaseState, Observed, Policy
 
 GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
+
+HOT = Hold("DEVICE_UNHEALTHY", "It is hot.")
 
 
 def test_a_load_that_was_given_up_and_hangs_keeps_others_from_loading_for_ten_minutes_at_most(new_world) -> None:
@@ -39,3 +41,31 @@ def test_who_takes_any_card_is_seen_behind_many_who_wait_for_the_one_it_aims_at(
     floating = world.admit(0, 4, devices={"": 2}).lease.lease_id
     world.release(other, secret)
     assert world.state(floating) is GRANTED
+
+
+def test_a_claim_that_keeps_a_lease_busy_does_not_wait_for_that_very_lease(new_world) -> None:
+    """Idle for the moment, it counted as one that can be asked, and nobody asks it for its own holder's claim: that
+    waited for ten minutes instead of being refused."""
+    world = new_world(4)
+    lease, secret = world.resident(2)
+    world.rest()
+    own = Credential(lease, secret)
+    assert world.refused(lambda: world.admit(3, while_holding=(own,))) == "WAIT_WHILE_HOLDING"
+    other, other_secret = world.active(2, 2)
+    assert world.refused(lambda: world.admit(4, while_holding=(own,), replaces=own)) == "WAIT_WHILE_HOLDING"
+    world.release(other, other_secret)
+    assert world.admit(4, while_holding=(own,), replaces=own).lease.state is QUEUED
+
+
+def test_who_waits_for_an_unwell_device_keeps_nobody_from_growing_or_from_waiting_beside_a_use(new_world) -> None:
+    """New claims overtook it freely; growth and claims that keep a lease busy were refused for its sake."""
+    world = new_world(Ceilings(4, {"a": 4}))
+    lease, secret = world.active(1, term_s=600)
+    leaving, leaving_secret = world.active(2, 2, 12)
+    world.book.set_holds({"a": HOT}, world.now)
+    world.admit(4, 3, devices={"a": 1})
+    world.pass_time(world.policy.protect_after_s)
+    assert world.book.resize(lease, secret, Claim(2), world.now).charge.host_bytes == 2
+    world.release(leaving, leaving_secret)
+    assert world.state(leaving) is VACATING
+    assert world.admit(1, while_holding=(Credential(lease, secret),)).lease.state is QUEUED

@@ -360,8 +360,7 @@ class HolderVerbs(TimedCore):
             return changed
         if entry.lease.state is LeaseState.VACATING:
             return Refused(Reason.LEASE_VACATING, "The lease has been asked to vacate and cannot grow.")
-        head = self._queue.head(self._policy.look_ahead)
-        passed = passing.may_pass(head, added, self._machine(), now.monotonic, self._policy)
+        passed = passing.may_pass(list(self._contenders()), added, self._machine(), now.monotonic, self._policy)
         if passed is None:
             return Refused(Reason.CANNOT_GROW, "An earlier claim has waited too long to be overtaken once more.")
         self._count_passes(passed)

@@ -113,7 +113,7 @@ class ReclaimCore(BookCore):
             waiter.lease.memory_limit_bytes,
             waiter.level,
             base,
-            waiter.while_holding | {waiter.replaces},
+            own_leases(waiter),
             passing.overdue(waiter, now.monotonic, self._policy),
         )
 
@@ -138,7 +138,8 @@ class ReclaimCore(BookCore):
             # Optional bytes are given back first, and that is enough (rule 4).
             plan, after = self._shrink_only(demand, fits), base
         else:
-            if not fits(self._residents.without(base, demand.level, ripe_only=not (demand.staged or demand.patient))):
+            ripe_only = not (demand.staged or demand.patient)
+            if not fits(self._residents.without(base, demand.level, demand.spared, ripe_only=ripe_only)):
                 return None
             pools = short_pools(demand.target, self._ceilings, steady, base, exclusive=demand.exclusive)
             places = pools.union(devices_of(demand.target, self._ceilings))
@@ -243,3 +244,8 @@ class ReclaimCore(BookCore):
             target, self._ceilings, exclusive=waiter.lease.exclusive, limit_bytes=waiter.lease.memory_limit_bytes
         )
         self._queue.add(waiter)
+
+
+def own_leases(waiter: Waiter) -> frozenset[str]:
+    """The caller's own leases that a claim names: nobody is asked for them on its behalf."""
+    return waiter.while_holding | {waiter.replaces}

@@ -90,12 +90,17 @@ class Residents:
             del ordered[bisect_left(ordered, key)]
         self._sum(resident).remove(resident.charge)
 
-    def without(self, usage: Usage, level: int, *, ripe_only: bool) -> Usage:
-        """What would be charged if everyone vacated who may be asked at `level`, at once or (not `ripe_only`) later."""
+    def without(self, usage: Usage, level: int, spared: Iterable[str], *, ripe_only: bool) -> Usage:
+        """What would be charged if everyone but the spared ones vacated who may be asked at `level`, at once or (not
+        `ripe_only`) later."""
         left = usage.copy()
         for (priority, ripe), sums in self._sums.items():
             if priority <= level and (ripe or not ripe_only):
                 left.take_out(sums)
+        for lease_id in spared:
+            resident = self._known.get(lease_id)
+            if resident is not None and resident.priority <= level and (resident.ripe or not ripe_only):
+                left.add(resident.charge)
         return left
 
     def ripe(self, pools: Iterable[str], level: int) -> Iterator[Resident]:

@@ -1,12 +1,15 @@
 """Granting those who wait, after anything that may have made room (rules 16, 17, 25)."""
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 from weighbridge_ledger.book import passing
 from weighbridge_ledger.book.charging import with_optional
 from weighbridge_ledger.book.core import _ticket_of
 from weighbridge_ledger.book.events import ReleaseCause
 from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.queue import Waiter
-from weighbridge_ledger.book.reclaiming import ReclaimCore
+from weighbridge_ledger.book.reclaiming import ReclaimCore, own_leases
 from weighbridge_ledger.book.records import DropTicket, PutTicket
 from weighbridge_ledger.book.states import Charge, Claim, Hold, Lease, Moment
 
@@ -72,14 +75,25 @@ class SettlingCore(ReclaimCore):
             if waiter.lease.request_id:
                 self._writes.append(PutTicket(_ticket_of(waiter)))
 
+    def _contenders(self) -> Iterator[Waiter]:
+        """Those who wait and must not be harmed, in order: not those who wait for a device to get well."""
+        for waiter in self._queue.head(self._policy.look_ahead):
+            hold = self._held(waiter.lease.claim, waiter.claim)
+            if hold is None or not hold.lasts:
+                yield waiter
+
+    def _ahead_of(self, waiter: Waiter) -> list[Waiter]:
+        """Those before a claim whom it must not harm."""
+        return list(takewhile(lambda other: other.key < waiter.key, self._contenders()))
+
     def _may_go_on_waiting(self, waiter: Waiter, now: Moment) -> bool:
         """Whether a claim whose caller keeps a lease busy waits only for bytes that come back or that idle holders can
         be asked for (rule 25). Waiting for one in use, it and that one's caller might wait for each other."""
         machine = self._machine()
-        settled = self._residents.without(machine.settled_for(waiter), waiter.level, ripe_only=True)
+        settled = self._residents.without(machine.settled_for(waiter), waiter.level, own_leases(waiter), ripe_only=True)
         claim = waiter.lease.claim
         floating = placements(claim, self._ceilings, self._external, settled)
-        ahead = [other for other in self._queue.head(self._policy.look_ahead) if other.key < waiter.key]
+        ahead = self._ahead_of(waiter)
         for target in floating if waiter.floating else (waiter.claim,):
             charge = passing.price_of(waiter, target, self._ceilings, self._external, settled)
             if (

@@ -55,17 +55,6 @@ class WaitVerbs(BookCore):
         asked = () if waiter is None else tuple(one for one in waiter.asked if one in self._entries)
         return (asked, waiter.asked_until) if waiter is not None and asked else None
 
-    def _ahead_of(self, waiter: Waiter) -> list[Waiter]:
-        """Those before a claim whom it must not harm: not those who wait for a device to get well."""
-        ahead = []
-        for other in self._queue.head(self._policy.look_ahead):
-            if other.key >= waiter.key:
-                break
-            hold = self._held(other.lease.claim, other.claim)
-            if hold is None or not hold.lasts:
-                ahead.append(other)
-        return ahead
-
     def _reasons(self, waiter: Waiter) -> tuple[WaitReason, ...]:
         """What a claim waits for just now."""
         hold = self._held(waiter.lease.claim, waiter.claim)
