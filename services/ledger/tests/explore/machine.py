@@ -62,7 +62,8 @@ MACHINES = {
 
 NAMED_CARDS = [
     (DeviceWant("a", 1),),
-    (DeviceWant("a", 2, 1),),
+    (DeviceWant("a", 2, 2),),
+    (DeviceWant("b", 1, 3),),
     (DeviceWant("b", 3),),
     (DeviceWant("b", 4),),
     (DeviceWant("a", 6),),
@@ -70,8 +71,8 @@ NAMED_CARDS = [
 ]
 ANY_CARDS = [
     (DeviceWant("", 1),),
-    (DeviceWant("", 2),),
-    (DeviceWant("", 3, 2),),
+    (DeviceWant("", 2, 2),),
+    (DeviceWant("", 3),),
     (DeviceWant("", 5),),
     (DeviceWant("", 1), DeviceWant("", 2)),
     (DeviceWant("a", 1), DeviceWant("", 2)),

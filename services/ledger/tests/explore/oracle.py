@@ -294,13 +294,9 @@ class Scene:
         return sorted(self.waiting.values(), key=self._place_in_order)
 
     def ahead_of(self, waiter: Waiting) -> list[Waiting]:
-        """Those whom a waiter must not harm: who come first, and do not wait for a device to get well."""
+        """Those who come before a waiter."""
         mine = self._place_in_order(waiter)
-        return [
-            other
-            for other in self.in_order()
-            if self._place_in_order(other) < mine and self.hold_on(other.target) is None
-        ]
+        return [other for other in self.in_order() if self._place_in_order(other) < mine]
 
     def _place_in_order(self, waiter: Waiting) -> tuple[int, int]:
         return -self.level(waiter), waiter.lease.sequence
@@ -322,9 +318,21 @@ class Scene:
         replaced = self.holders.get(waiter.replaces)
         return self.pending() | ({waiter.replaces} if replaced is not None and replaced.vacate_by is None else set())
 
-    def harmed(self, waiter: Waiting, charge: Charge, target: Claim | None = None) -> bool:
-        """Whether it makes a difference to a waiter, once what it counts on is back, that `charge` is granted."""
-        target = waiter.target if target is None else target
+    def aims(self, waiter: Waiting) -> list[Claim]:
+        """The cards at which it may aim within a verb. Afterwards it aims at `target`."""
+        return list(self.bindings(waiter.lease.claim)) if waiter.lease.claim.floating else [waiter.target]
+
+    def surely_harmed(self, waiter: Waiting, charge: Charge) -> bool:
+        """Whether `charge` harms a waiter, wherever it aims; not if it waits for a device to get well."""
+        return all(self.hold_on(aim) is None and self.harmed(waiter, charge, aim) for aim in self.aims(waiter))
+
+    def perhaps_harmed(self, waiter: Waiting, charge: Charge) -> bool:
+        """Whether `charge` harms a waiter if it aims at certain cards."""
+        return any(self.hold_on(aim) is None and self.harmed(waiter, charge, aim) for aim in self.aims(waiter))
+
+    def harmed(self, waiter: Waiting, charge: Charge, target: Claim) -> bool:
+        """Whether it makes a difference to a waiter on `target`, once what it counts on is back, that `charge` is
+        granted."""
         places = self.pools(target) | self.devices(target)
         if self.ceilings.limit_bytes is None and not places & (set(charge.pools) | set(charge.occupies)):
             return False
@@ -333,7 +341,7 @@ class Scene:
 
     def grants(self, waiter: Waiting, *, surely: bool = False) -> list[Charge]:
         """The charges at which a waiter may be granted now, without optional bytes; `surely`: must be."""
-        keeps = self.left_alone if surely else self.protected
+        keeps, harms = (self.left_alone, self.perhaps_harmed) if surely else (self.protected, self.surely_harmed)
         if waiter.replaces in self.holders or self.must_wait_its_turn(waiter.lease.claim):
             return []
         beside, ahead = self.beside(), None
@@ -343,6 +351,6 @@ class Scene:
             if charge is None or self.hold_on(bound) is not None:
                 continue
             ahead = self.ahead_of(waiter) if ahead is None else ahead
-            if not any(self.harmed(other, charge) and keeps(other) for other in ahead):
+            if not any(keeps(other) and harms(other, charge) for other in ahead):
                 found.append(charge)
         return found

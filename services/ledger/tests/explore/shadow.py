@@ -259,12 +259,10 @@ class Shadow:
     def _count_passes(self, harmable: list[Waiting], charge: Charge) -> None:
         """Whoever is harmed has lost a turn, and was not protected (rule 16)."""
         for other in harmable:
-            aims = list(self.scene.bindings(other.lease.claim)) if other.lease.claim.floating else [other.target]
-            harms = [self.scene.harmed(other, charge, aim) for aim in aims]
-            if all(harms):
+            if self.scene.surely_harmed(other, charge):
                 assert not self.scene.protected(other), f"{charge} harms {other}, who is protected"
                 other.passes += 1
-            if any(harms):
+            if self.scene.perhaps_harmed(other, charge):
                 self._passes_at_most[other.lease.lease_id] += 1
 
     def _check_optional(self, lease: Lease, required: Charge) -> None:
@@ -288,7 +286,8 @@ class Shadow:
                 assert after.used[pool] <= scene.most(pool), f"{size} bytes on {pool} are somebody's required ones"
                 assert after.total <= scene.ceilings.total_bytes, "somebody's required bytes under the limit"
         for other in scene.waiting.values():
-            assert scene.harmed(other, charge) == scene.harmed(other, required), f"optional bytes delay {other}"
+            delayed = scene.surely_harmed(other, charge) and not scene.perhaps_harmed(other, required)
+            assert not delayed, f"optional bytes delay {other}"
 
     def _judge_reclaim(self, victim: str, events: list[Event]) -> set[str]:
         """Whether those who are asked may be, and have to be: looked at before the first of them vacates."""
@@ -296,7 +295,7 @@ class Shadow:
         assert reclaim is not None, f"{victim} was asked to vacate for nobody"
         assert reclaim.lease is not None
         scene, waiter = self.scene, self.scene.waiting[reclaim.lease.lease_id]
-        aims = list(scene.bindings(waiter.lease.claim)) if waiter.lease.claim.floating else [waiter.target]
+        aims = scene.aims(waiter)
         assert all(scene.hold_on(aim) for aim in aims) is False, "nobody is asked for who may not be loaded anyway"
         if reclaim.asked == (waiter.replaces,):
             without = scene.beside([waiter.replaces])
@@ -340,7 +339,7 @@ class Shadow:
             mine = self.scene.overruns.get(lease.lease_id, {}).get(pool, 0)
             most = self.scene.most(pool) + mine
             assert self.scene.beside().used[pool] <= most, f"grew above what {pool} has: {lease}"
-        if growth.total_bytes:
+        if after.total_bytes > before.total_bytes:
             assert self.scene.beside().total <= self.scene.ceilings.total_bytes, f"grew above the limit: {lease}"
 
     def _set_overrun(self, lease_id: str, charge: Charge) -> None:

@@ -39,8 +39,7 @@ def _aims_well(scene: Scene, waiter: Waiting, kept: Claim | None) -> None:
 
 def _waits_for_nobody_in_use(scene: Scene, waiter: Waiting) -> None:
     """Whose caller keeps a lease busy waits only for what comes back, or can be asked for (rule 25)."""
-    aims = scene.bindings(waiter.lease.claim) if waiter.lease.claim.floating else [waiter.target]
-    reclaims = (Reclaim(scene, waiter, aim) for aim in aims)
+    reclaims = (Reclaim(scene, waiter, aim) for aim in scene.aims(waiter))
     assert any(one.fits(one.idle(), shrunk=True) for one in reclaims), f"waits for what is in use: {waiter}"
 
 
