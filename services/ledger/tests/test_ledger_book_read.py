@@ -69,3 +69,37 @@ def test_who_waits_for_an_unwell_device_keeps_nobody_from_growing_or_from_waitin
     world.release(leaving, leaving_secret)
     assert world.state(leaving) is VACATING
     assert world.admit(1, while_holding=(Credential(lease, secret),)).lease.state is QUEUED
+
+
+def test_nobody_is_asked_on_an_unwell_card_for_who_takes_any(new_world) -> None:
+    """Where nobody could be asked on the card it aimed at, an idle model left the unwell one, in vain."""
+    world = new_world(Ceilings(0, {"a": 4, "b": 3}))
+    world.begin_use(*world.resident(0, 1, devices={"a": 4}))
+    world.resident(0, 2, devices={"b": 3})
+    world.rest()
+    world.book.set_holds({"b": HOT}, world.now)
+    world.admit(0, 3, devices={"": 2})
+    assert world.vacating() == []
+
+
+def test_who_takes_any_card_does_not_wait_for_an_unwell_one_beside_idle_models_on_another(new_world) -> None:
+    """The what-if named whom it would evict, and the claim then waited for the card where least was missing to cool."""
+    world = new_world(Ceilings(0, {"a": 4, "b": 4}))
+    idle, _ = world.resident(0, 1, devices={"b": 4})
+    world.rest()
+    world.book.set_holds({"a": HOT}, world.now)
+    assert world.book.preview(world.ask(0, 2, devices={"": 2}), world.now).evict == (idle,)
+    world.admit(0, 2, devices={"": 2})
+    assert world.vacating() == [idle]
+
+
+def test_who_takes_any_card_asks_nobody_where_an_earlier_claim_is_the_first_to_ask(new_world) -> None:
+    """In each pool only the first who waits asks (rule 18): it asked where it was the second."""
+    world = new_world(Ceilings(0, {"a": 1, "b": 2}))
+    world.begin_use(*world.resident(0, 1, devices={"a": 1}))
+    world.begin_use(*world.resident(0, 2, devices={"b": 1}))
+    world.resident(0, 3, devices={"b": 1})
+    world.rest()
+    world.admit(0, 4, devices={"b": 2})
+    world.admit(0, 5, devices={"": 1})
+    assert world.vacating() == []

@@ -1,7 +1,7 @@
 """Who is asked to give bytes back for the claims that wait (rules 3, 4, 17 to 20, 22, 24)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weighbridge_ledger.book import passing
@@ -55,34 +55,54 @@ class ReclaimCore(BookCore):
         for waiter in self._queue.head(self._policy.look_ahead):
             hold = self._held(waiter.lease.claim, waiter.claim)
             if hold is not None and hold.lasts:
-                continue
-            is_first = served.isdisjoint(waiter.places)
+                # Who takes any card waits for no unwell one as long as there is another.
+                if not self._ask_planned(waiter, self._plan_elsewhere(waiter, served, now), now):
+                    continue
+            elif hold is None and served.isdisjoint(waiter.places):
+                self._reclaim_for(waiter, served, now)
             served |= waiter.places
-            if is_first and hold is None:
-                self._reclaim_for(waiter, now)
             # The person's limit is like a pool that all share.
             if self._ceilings.limit_bytes is not None or self._queue.all_served(served):
                 return
 
-    def _reclaim_for(self, waiter: Waiter, now: Moment) -> None:
+    def _reclaim_for(self, waiter: Waiter, served: Collection[str], now: Moment) -> None:
         base = self._machine().settled_for(waiter)
         if self._would_fit(waiter, waiter.claim, base, self._steady_external()):
             self._ask_replaced(waiter, now)
             return
         plan = self._plan(self._demand_of(waiter, waiter.claim, base, now), now)
-        if plan is None and waiter.floating and not passing.protected(waiter, now.monotonic, self._policy):
-            # Another card, where asking helps, is worth more than the one where least is missing.
-            for target in placements(waiter.lease.claim, self._ceilings, self._external, base):
-                plan = self._plan(self._demand_of(waiter, target, base, now), now)
-                if plan is not None:
-                    self._set_target(waiter, target)
-                    break
         if plan is None:
-            return
+            # Another card, where asking helps, is worth more than the one where least is missing.
+            plan = self._plan_elsewhere(waiter, served, now)
+        self._ask_planned(waiter, plan, now)
+
+    def _plan_elsewhere(self, waiter: Waiter, served: Collection[str], now: Moment) -> Plan | None:
+        """Lets a waiter for any card aim at one where asking helps, is of use, and is not for others to do first."""
+        if not waiter.floating or passing.protected(waiter, now.monotonic, self._policy):
+            return None
+        claim = waiter.lease.claim
+        base = self._machine().settled_for(waiter)
+        for target in placements(claim, self._ceilings, self._external, base):
+            places = pools_wanted(target, self._ceilings).union(devices_of(target, self._ceilings))
+            if self._held(claim, target) is not None or not places.isdisjoint(served):
+                continue
+            if self._would_fit(waiter, target, base, self._steady_external()):
+                return None
+            plan = self._plan(self._demand_of(waiter, target, base, now), now)
+            if plan is not None:
+                self._set_target(waiter, target)
+                return plan
+        return None
+
+    def _ask_planned(self, waiter: Waiter, plan: Plan | None, now: Moment) -> bool:
+        """Ask whom a plan asks now; False: there is none."""
+        if plan is None:
+            return False
         for lease_id in plan.shrink:
             self._ask_to_shrink(self._entries[lease_id], now)
         if plan.vacate:
             self._ask(waiter, plan.vacate, now)
+        return True
 
     def _ask(self, waiter: Waiter, lease_ids: tuple[str, ...], now: Moment) -> None:
         for lease_id in lease_ids:
