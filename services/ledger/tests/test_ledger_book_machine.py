@@ -66,7 +66,7 @@ class Whims:
 
 WHIMS = st.builds(
     Whims,
-    priority=st.sampled_from([1, 2, 2, 3]),
+    priority=st.sampled_from([1, 1, 2, 3]),
     pinned=SELDOM,
     exclusive=SELDOM,
     loads=st.booleans(),
@@ -102,8 +102,11 @@ class BookMachine(Driver):
     @precondition(somebody)
     @rule(index=INDEX, replaces=st.booleans(), more=st.integers(-1, 3), whims=WHIMS)
     def claim_with_a_lease_of_its_own(self, index: int, replaces: bool, more: int, whims: Whims) -> None:
-        """It replaces that lease, grown by so much; or keeps it busy meanwhile."""
+        """It replaces that lease, a pinned one if there is any, grown by so much; or keeps it busy meanwhile."""
         mine = self.pick(index, ACTIVE, VACATING)
+        pinned = [held for held in self.held if held.ask.pinned and self.state(held) is ACTIVE]
+        if replaces and pinned:
+            mine = pinned[index % len(pinned)]
         if mine is not None and mine.secrets:
             credential = Credential(mine.lease_id, mine.secrets[-1])
             wishes = mine.ask.claim.devices if replaces else ()
