@@ -6,8 +6,8 @@ from services.ledger.tests.explore.machine import TICK_S, Driver, Held
 
 BOUND_S = 300.0
 """Six waiters at most, one after the other: each has the highest level after 30 s, and then waits for its victims,
-whose busy spells (4 s), loads (2 s) and minimum residencies (6 s, as loads are short here) end, and which leave within a
-tick; and for pins, which are given up after 20 s."""
+whose busy spells (4 s), loads (2 s) and minimum residencies (6 s, as loads are short here) end, and which leave within
+a tick; and for pins, which are given up after 20 s."""
 
 PINNED_FOR_S = 20.0
 
