@@ -1,6 +1,16 @@
 """Faults of the book that reading it line by line found, each by the shortest history that shows it."""
 
-from weighbridge_ledger.book import Ceilings, Claim, Credential, Hold, LeaseState, Observed, Policy
+from weighbridge_ledger.book import (
+    Ask,
+    Ceilings,
+    Claim,
+    Credential,
+    DeviceWant,
+    Hold,
+    LeaseState,
+    Observed,
+    Policy,
+)
 
 GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
 
@@ -103,3 +113,28 @@ def test_who_takes_any_card_asks_nobody_where_an_earlier_claim_is_the_first_to_a
     world.admit(0, 4, devices={"b": 2})
     world.admit(0, 5, devices={"": 1})
     assert world.vacating() == []
+
+
+def test_optional_bytes_on_another_card_are_not_asked_back_for_who_makes_others_vacate(new_world) -> None:
+    """Whenever anybody had to vacate, everybody with optional bytes anywhere was asked for them."""
+    world = new_world(Ceilings(4, {"a": 4, "b": 4}), Policy(optional_step_bytes=1))
+    there, _ = with_optional(world, 1, Claim(0, (DeviceWant("b", 1, 2),)))
+    here, _ = with_optional(world, 2, Claim(0, (DeviceWant("a", 1, 1),)))
+    on_host, _ = with_optional(world, 3, Claim(1, optional_host_bytes=2))
+    idle, _ = world.resident(0, 4, devices={"a": 2})
+    world.rest()
+    world.admit(0, 5, devices={"a": 3})
+    assert world.vacating() == [idle]
+    asked = {one for one in (there, here, on_host) if world.book.view(one).shrink is not None}
+    assert asked == {here}
+
+
+def with_optional(world, pid: int, claim: Claim) -> tuple[str, str]:
+    """A resident whose claim has optional bytes, all of them granted."""
+    lease = world.book.admit(Ask("", world.process(pid), claim, term_s=600), world.now).lease
+    assert lease.charge.optional_bytes == claim.optional_bytes
+    secret = world.secret(lease.lease_id)
+    world.book.activate(lease.lease_id, secret, world.process(pid), (), world.now)
+    world.book.renew(lease.lease_id, secret, None, world.now, load_complete=True)
+    world.drain()
+    return lease.lease_id, secret

@@ -344,7 +344,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
                 continue
             after = base.copy()
             for lease_id in plan.vacate:
-                after.remove(self._entries[lease_id].lease.charge)
+                after.remove(self._not_pending_of(self._entries[lease_id]))
             for lease_id in plan.shrink:
                 after.add_optional(self._entries[lease_id].lease.charge, -1)
             charge = passing.price_of(waiter, target, self._ceilings, self._external, after)

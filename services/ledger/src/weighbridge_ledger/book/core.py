@@ -172,9 +172,12 @@ class BookCore:
     def _replaced(self, waiter: Waiter) -> Charge | None:
         entry = self._entries.get(waiter.replaces) if waiter.replaces else None
         # Asked already, its bytes are pending, or overdue and no longer hoped for.
-        if entry is None or entry.vacate_deadline is not None:
-            return None
-        # Optional bytes that were asked back are pending already, and not to be counted twice.
+        return None if entry is None or entry.vacate_deadline is not None else self._not_pending_of(entry)
+
+    @staticmethod
+    def _not_pending_of(entry: Entry) -> Charge:
+        """The charge of a lease that was not asked to vacate, without what of it counts as pending already: optional
+        bytes that were asked back are not to be counted twice."""
         return entry.lease.charge if entry.shrink is None else required_of(entry.lease.charge)
 
     def _charge(self, entry: Entry) -> None:

@@ -156,7 +156,8 @@ class ReclaimCore(BookCore):
         base = demand.base if without_optional is None else without_optional
         if without_optional is not None and fits(base):
             # Optional bytes are given back first, and that is enough (rule 4).
-            plan, after = self._shrink_only(demand, fits), base
+            pools = short_pools(demand.target, self._ceilings, steady, demand.base, exclusive=demand.exclusive)
+            plan, after = Plan(shrink=self._shrink_until(fits, demand.base.copy(), pools, demand.spared)), base
         else:
             ripe_only = not (demand.staged or demand.patient)
             if not fits(self._residents.without(base, demand.level, demand.spared, ripe_only=ripe_only)):
@@ -168,7 +169,13 @@ class ReclaimCore(BookCore):
                 return None
             vacate = tuple(one.lease_id for one in chosen if one.askable_now)
             later = tuple(one.lease_id for one in chosen if not one.askable_now)
-            plan = Plan(vacate, later, () if later else self._shrinkable_beside(vacate, demand.spared))
+            shrink: tuple[str, ...] = ()
+            if not later:
+                left = demand.base.copy()
+                for lease_id in vacate:
+                    left.remove(self._not_pending_of(self._entries[lease_id]))
+                shrink = self._shrink_until(fits, left, pools, demand.spared.union(vacate))
+            plan = Plan(vacate, later, shrink)
             after = base.copy()
             for one in chosen:
                 after.remove(one.charge)
@@ -197,28 +204,25 @@ class ReclaimCore(BookCore):
         gone = entry.shrink is not None or resident.lease_id in self._shrinkable
         return required_of(resident.charge) if gone else resident.charge
 
-    def _shrink_only(self, demand: Demand, fits: passing.Fits) -> Plan:
-        usage = demand.base.copy()
-        steady = self._steady_external()
+    def _shrink_until(
+        self, fits: passing.Fits, usage: Usage, pools: Iterable[str], spared: Collection[str]
+    ) -> tuple[str, ...]:
+        """Whose optional bytes have to be asked back so that a claim fits, longest idle first and none in vain; `usage`
+        is changed."""
         asked: dict[str, Charge] = {}
-        pools = short_pools(demand.target, self._ceilings, steady, usage, exclusive=demand.exclusive)
-        for lease_id, charge in self._shrinkable.in_order(pools):
-            if lease_id in demand.spared:
-                continue
-            usage.add_optional(charge, -1)
-            asked[lease_id] = charge
-            if fits(usage):
-                break
+        coming = self._shrinkable.in_order(pools)
+        while not fits(usage) and (one := next(coming, None)) is not None:
+            lease_id, charge = one
+            if lease_id not in spared:
+                usage.add_optional(charge, -1)
+                asked[lease_id] = charge
         for lease_id, charge in list(asked.items()):
             usage.add_optional(charge)
             if fits(usage):
                 del asked[lease_id]
             else:
                 usage.add_optional(charge, -1)
-        return Plan(shrink=tuple(asked))
-
-    def _shrinkable_beside(self, vacating: tuple[str, ...], spared: frozenset[str]) -> tuple[str, ...]:
-        return tuple(one for one in self._shrinkable if one not in vacating and one not in spared)
+        return tuple(asked)
 
     def _steady_external(self) -> External:
         return self._overruns.on_top_of(self._steady)
