@@ -22,6 +22,10 @@ from weighbridge_engines.sd_server.jobs import RenderJob
 PROBE_TIMEOUT_S = 5.0
 """Its GETs are answered in milliseconds, also while it renders."""
 
+LAST_ON_ITS_CONNECTION = {"Connection": "close"}
+"""sd-server writes the head and the body of an answer in two, and Nagle's algorithm holds the second back until the
+first is acknowledged: 40 ms on a connection that has had an answer before (Linux, 2026-11-30). Closing sends all."""
+
 _tracer = trace.get_tracer("weighbridge.engines.sd_server")
 
 
@@ -112,7 +116,9 @@ class SdServerClient:
         with _tracer.start_as_current_span(f"POST {path}", kind=SpanKind.CLIENT, attributes=attributes) as span:
             try:
                 await self._is_ours(self._renders)
-                response = await self._renders.post(path, json=await asyncio.to_thread(_body, job))
+                response = await self._renders.post(
+                    path, json=await asyncio.to_thread(_body, job), headers=LAST_ON_ITS_CONNECTION
+                )
             except (httpx2.HTTPError, OtherServerError) as error:
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise EngineLostError(f"the connection broke ({type(error).__name__})") from error
