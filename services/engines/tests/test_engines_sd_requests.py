@@ -53,6 +53,7 @@ def refusal(call):
     [
         ("prompt", {"prompt": ""}),
         ("prompt", {"prompt": " \n\t"}),
+        ("prompt", {"prompt": "\0 \0"}),
         ("prompt", {"prompt": "x" * 20_001}),
         ("negative_prompt", {"negative_prompt": "x" * 20_001}),
         ("steps", {"steps": 0}),
@@ -273,6 +274,40 @@ def test_pictures_come_to_the_engine_in_the_renders_size():
     assert (opened(job.source_png).size, opened(job.source_png).mode) == ((128, 64), "RGB")
     assert (opened(job.mask_png).size, opened(job.mask_png).mode) == ((128, 64), "L")
     assert [opened(png).size for png in job.reference_pngs] == [(128, 64)]
+
+
+@pytest.mark.parametrize(
+    ("strength", "steps", "is_used"),
+    [
+        (None, 4, False),  # sd-server's own, 0.75
+        (None, 5, True),
+        (0.74, None, True),  # the model's four
+        (0.75, None, False),
+        (1.0, 20, False),
+        (0.94, 20, True),
+        (0.0, 1, False),
+        (0.5, 2, False),
+        (0.49, 2, True),
+        (0.9, 10, False),  # in the engine's precision exactly nine
+    ],
+)
+def test_a_source_of_which_steps_and_strength_leave_nothing_is_not_taken_for_used(strength, steps, is_used):
+    asked = message(source_images=[picture()], strength=strength, steps=steps)
+    flow = plan(steps=4, flow=True)
+    assert (requests.check(asked).why_source_unused(flow) == "") == is_used
+    assert requests.check(asked).why_source_unused(plan(steps=4)) == ""
+    asked.require_source = True
+    if not is_used:
+        expected = (PRECONDITION, "SOURCE_NOT_SUPPORTED", [])
+        assert refusal(lambda: requests.check(asked).why_source_unused(flow)) == expected
+    asked.mask.CopyFrom(picture(32, 16, 255, "L"))
+    assert requests.check(asked).why_source_unused(flow) == ""
+
+
+def test_the_reason_says_which_strength_leaves_something():
+    asked = requests.check(message(source_images=[picture()]))
+    assert "a strength below 0.75" in asked.why_source_unused(plan(steps=4, flow=True))
+    assert "more steps" in asked.why_source_unused(plan(steps=1, flow=True))
 
 
 def test_a_source_that_is_not_used_takes_mask_and_strength_with_it():

@@ -268,6 +268,18 @@ async def test_a_plan_tells_how_its_model_is_asked(fit: Any, ledger: Any, checkp
     )  # fmt: skip
 
 
+async def test_a_plan_tells_of_all_but_the_unets_that_they_were_trained_on_flows(
+    fit: Any, ledger: Any, checkpoint: str
+) -> None:
+    async def flow(model: Any) -> bool:
+        answered = await fit.PlanModel(pb.PlanModelRequest(model=model, machine=cpu(256 * GIB)))
+        return bool(answered.launch.sd.rendering.flow)
+
+    assert [await flow(named(name)) for name in ("sd-1.5", "sd-turbo", "sdxl-turbo")] == [False] * 3
+    assert [await flow(named(name)) for name in ("flux-1-schnell-q4", "krea-2-turbo-q6")] == [True] * 2
+    assert not await flow(at(checkpoint))
+
+
 @pytest.mark.parametrize(
     ("quality", "side"),
     [

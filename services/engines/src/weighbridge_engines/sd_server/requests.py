@@ -17,7 +17,7 @@ from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 from weighbridge_proto.fit.v1 import plan_pb2
 
 from weighbridge_engines.sd_server import pictures
-from weighbridge_engines.sd_server.img2img import why_not_from_source
+from weighbridge_engines.sd_server.img2img import why_not_from_source, why_nothing_is_left
 from weighbridge_engines.sd_server.jobs import RenderJob
 from weighbridge_engines.sd_server.pictures import OutputFormat
 
@@ -110,7 +110,14 @@ class ImageRequest:
         """
         if not self.has_source:
             return ""
-        why_not = why_not_from_source(plan.launch.sd.rendering, plan.model_name)
+        rendering, message = plan.launch.sd.rendering, self.message
+        why_not = why_not_from_source(rendering, plan.model_name) or why_nothing_is_left(
+            rendering,
+            plan.model_name,
+            self._steps(rendering),
+            message.strength if message.HasField("strength") else None,
+            has_mask=message.HasField("mask"),
+        )
         if why_not and self.message.require_source:
             raise RequestError(grpc.StatusCode.FAILED_PRECONDITION, "SOURCE_NOT_SUPPORTED", why_not)
         return why_not
@@ -158,7 +165,7 @@ class ImageRequest:
             width=width,
             height=height,
             batch=size.batch or 1,
-            steps=message.steps if message.HasField("steps") else rendering.steps or DEFAULT_STEPS,
+            steps=self._steps(rendering),
             guidance=message.guidance if message.HasField("guidance") else default_guidance,
             seed=self.seed,
             sampler=message.sampler,
@@ -168,6 +175,9 @@ class ImageRequest:
             mask_png=mask_png if with_source else None,
             reference_pngs=references,
         )
+
+    def _steps(self, rendering: plan_pb2.SdRendering) -> int:
+        return self.message.steps if self.message.HasField("steps") else rendering.steps or DEFAULT_STEPS
 
     def _source(self, width: int, height: int) -> tuple[bytes | None, bytes | None]:
         """Source and mask for the engine. Both are looked at also where they will not be used."""
@@ -193,7 +203,7 @@ def check(message: image_pb.GenerateImageRequest) -> ImageRequest:
     for field, text in (("prompt", message.prompt), ("negative_prompt", message.negative_prompt)):
         if len(text) > MOST_PROMPT_CHARS:
             raise _invalid(field, f"has {len(text):,} characters; at most {MOST_PROMPT_CHARS:,} are taken")
-    if not message.prompt.strip():
+    if not plain_text(message.prompt).strip():
         raise _invalid("prompt", "says nothing to show")
     _check_size(message.size)
     if message.HasField("steps"):

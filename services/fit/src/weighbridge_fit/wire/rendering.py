@@ -20,4 +20,5 @@ def rendering_message(rendering: Rendering) -> plan_pb2.SdRendering:
         starts_from_source=rendering.starts_from_source,
         assessed_starts_from_source=rendering.assessed,
         weights_kind=rendering.weights_kind,
+        flow=rendering.flow,
     )

@@ -109,7 +109,7 @@ def plan(model: Model, request: SdRequest, capacity: Capacity) -> SdPlan:
         cpu_only=pool is Pool.CPU,
         notes=notes_for(situation, missing_parts(parts, architecture)),
         arguments=arguments(shape, model.paths, checkpoint, profile.steps if profile.distilled else 0),
-        rendering=rendering_of(model, profile, sides, checkpoint),
+        rendering=rendering_of(model, profile, sides, architecture, checkpoint=checkpoint),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from weighbridge_fit.laws.sd_shapes import ARCHITECTURES
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.plan import Plan
 from weighbridge_fit.plans.sd.profiles import Profile
@@ -13,7 +14,8 @@ CHECKPOINT, DIFFUSION_MODEL = "checkpoint", "diffusion-model"
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """None of it changes a byte of the weights. `guidance` None: the engine's own. `starts_from_source` is the
-    catalogue's word on image to image and `assessed` what came out where it was tried; None: there is none."""
+    catalogue's word on image to image and `assessed` what came out where it was tried; None: there is none. `flow`: it
+    was trained on flows, so that a render of all its steps begins with noise alone."""
 
     steps: int
     guidance: float | None
@@ -22,6 +24,7 @@ class Rendering:
     starts_from_source: bool | None
     assessed: bool | None
     weights_kind: str
+    flow: bool
 
     @property
     def least_side(self) -> int:
@@ -36,8 +39,9 @@ class SdPlan(Plan):
     rendering: Rendering
 
 
-def rendering_of(model: Model, profile: Profile, sides: SideRange, checkpoint: bool) -> Rendering:
+def rendering_of(model: Model, profile: Profile, sides: SideRange, architecture: str, *, checkpoint: bool) -> Rendering:
     """How a model is asked for pictures. `checkpoint`: its own file holds every part."""
+    known = ARCHITECTURES.get(architecture) or ARCHITECTURES.get(profile.related_to)
     return Rendering(
         steps=profile.steps,
         guidance=profile.cfg_scale,
@@ -46,4 +50,6 @@ def rendering_of(model: Model, profile: Profile, sides: SideRange, checkpoint: b
         starts_from_source=model.entry.image_to_image if model.entry is not None else None,
         assessed=profile.img2img,
         weights_kind=CHECKPOINT if checkpoint else DIFFUSION_MODEL,
+        # Of those that it knows, sd-server takes all but the UNets for flows.
+        flow=known is not None and not known.unet,
     )
