@@ -189,7 +189,18 @@ def test_without_a_snapshot_there_are_no_ceilings_to_hold_it_to() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "no json", "[]", "7", '{"note": 5}', '{"revision": "many"}', '{"lease": 7}', "[" * 100_000]
+    "line",
+    [
+        "",
+        "no json",
+        "[]",
+        "7",
+        '{"note": 5}',
+        '{"revision": "many"}',
+        '{"lease": 7}',
+        '{"lease_id": "a", "event": "lease_granted", "level": "info"}',  # of the ledger's log
+        "[" * 100_000,
+    ],
 )
 def test_what_is_no_recording_is_said_by_its_line(line: str) -> None:
     if not line:

@@ -302,6 +302,7 @@ async def test_an_operators_word_is_refused_while_a_process_is_seen_alive(ledger
     request = pb.ReleaseLeaseRequest(lease_id=lease_id, operator_override=True)
     failure = await ledger.failure(ledger.stub.ReleaseLease(request))
     assert (failure.code, failure.reason) == (Code.FAILED_PRECONDITION, "PROCESS_ALIVE")
+    assert failure.message == "Process 1 of this lease is alive. End it first."
     assert ledger.committed == 10
 
 

@@ -220,15 +220,6 @@ class HolderVerbs(TimedCore):
         known = self._ceilings.devices.keys() | _cards(entry)
         if any(want.device_id not in known for want in claim.devices):
             raise Refused(Reason.DEVICE_UNKNOWN, "The claim names a card that this machine does not have.")
-        limit = entry.lease.memory_limit_bytes
-        if max(entry.lease.charge.host_bytes, limit) < claim.host_bytes and limit:
-            raise Refused(
-                Reason.CANNOT_GROW,
-                f"It would need {format_gib(claim.host_bytes)} of host memory, and the holder's own limit is "
-                f"{format_gib(limit)}. The lease is as it was.",
-                metadata={"missing_bytes": str(claim.host_bytes - limit), "pool": "holder"},
-                missing=(("holder", f"{format_gib(claim.host_bytes - limit)} missing"),),
-            )
         changed = self._resized(entry, claim, now, exclusive)
         if isinstance(changed, Refused):
             raise changed
@@ -266,8 +257,9 @@ class HolderVerbs(TimedCore):
         """
         self._advance(now)
         entry = self._entry(lease_id)
-        if any(is_alive(process) is True for process in entry.lease.processes):
-            raise Refused(Reason.PROCESS_ALIVE, "A process of this lease is alive. End it first.")
+        for process in entry.lease.processes:
+            if is_alive(process) is True:
+                raise Refused(Reason.PROCESS_ALIVE, f"Process {process.pid} of this lease is alive. End it first.")
         lease = self._free(entry, ReleaseCause.OPERATOR, now)
         self._settle(now)
         return lease
@@ -351,6 +343,16 @@ class HolderVerbs(TimedCore):
                 f"{format_gib(changed.missing_bytes)} are missing to grow. The lease is as it was.",
                 metadata={"missing_bytes": str(changed.missing_bytes), "pool": changed.pool},
                 missing=((changed.pool, f"{format_gib(changed.missing_bytes)} missing"),),
+            )
+        limit = entry.lease.memory_limit_bytes
+        if observed is None and limit and changed.host_bytes > max(before.host_bytes, limit):
+            # Also by what spills; what is in use is in use, and the holder's own system sees to its limit.
+            return Refused(
+                Reason.CANNOT_GROW,
+                f"It would need {format_gib(changed.host_bytes)} of host memory, and the holder's own limit is "
+                f"{format_gib(limit)}. The lease is as it was.",
+                metadata={"missing_bytes": str(changed.host_bytes - limit), "pool": "holder"},
+                missing=(("holder", f"{format_gib(changed.host_bytes - limit)} missing"),),
             )
         if observed is not None and _overrun(changed, observed):
             # Other bytes than those in use: optional ones given up for them, or room on the host for what is on a card.

@@ -32,6 +32,8 @@ _CHARGED = frozenset({1, 2, 3})
 _RELEASED_KEPT = 100_000
 """Ended leases whose return would be noticed."""
 
+_WHAT_IT_IS = "A recording is what `weighbridge watch --json` prints."
+
 
 class RecordingError(Exception):
     """A line is no change of a ledger. The text says which."""
@@ -186,9 +188,13 @@ def play(lines: Iterable[str]) -> Playback:
                 playback.gap()
             continue
         try:
-            playback.play(ParseDict(told, pb.WatchResponse(), ignore_unknown_fields=True))
+            change = ParseDict(told, pb.WatchResponse(), ignore_unknown_fields=True)
         except (ParseError, TypeError, AttributeError) as error:
             raise RecordingError(f"Line {number} is no change of a ledger: {error}.") from error
+        if not change.epoch:
+            # Such as a line of the ledger's log, which is JSON too.
+            raise RecordingError(f"Line {number} is no change of a ledger. {_WHAT_IT_IS}")
+        playback.play(change)
     return playback
 
 
@@ -203,9 +209,7 @@ def _read(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, object]]]:
             if "note" in told:
                 told = {"note": str(told["note"]["reason"])}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RecordingError(
-                f"Line {number} cannot be read ({error}). A recording is what `weighbridge watch --json` prints."
-            ) from error
+            raise RecordingError(f"Line {number} cannot be read ({error}). {_WHAT_IT_IS}") from error
         yield number, told
 
 
