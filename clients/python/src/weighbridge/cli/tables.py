@@ -253,7 +253,7 @@ def print_limit(to: Console, capacity: machine_pb2.Capacity, asked: int | None =
             else "A model that does not fit on a card beside others waits (--spill lets it take host memory)."
         )
     if asked is not None and asked >= total.automatic_bytes:
-        to.print("It is not below what the machine allows, so it changes nothing.")
+        to.print("It is not below what the machine allows, so it limits nothing.")
     if total.committed_bytes > total.effective_bytes:
         to.print(
             f"{format_size(total.committed_bytes)} are committed. Nobody is evicted: nothing is granted until they are "

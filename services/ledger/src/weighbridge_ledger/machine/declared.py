@@ -15,7 +15,6 @@ from weighbridge_ledger.machine.model import (
     Machine,
     Pool,
     Source,
-    in_gib,
 )
 from weighbridge_ledger.machine.recorded import ReadingsError, from_json
 
@@ -49,7 +48,7 @@ def parse_spec(text: str, *, node_id: str = "", source: Source = Source.DECLARED
         raise MachineSpecError(f'"{text}" names no card: add each card\'s memory, as in discrete:64+24')
     if pool is not Pool.DISCRETE and cards:
         raise MachineSpecError(f'"{text}" has cards beside {pool.value} memory: only discrete machines have cards')
-    devices = tuple(Device(str(index), f"card {index} ({in_gib(card)})", card) for index, card in enumerate(cards))
+    devices = tuple(Device(str(index), f"card {index}", card) for index, card in enumerate(cards))
     return Machine(node_id=node_id, pool=pool, ram_bytes=ram, devices=devices, source=source)
 
 
