@@ -6,11 +6,11 @@ from typing import NoReturn
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import NOTHING_USED, pools_wanted, price, static_shortage
+from weighbridge_ledger.book.charging import NOTHING_USED, pools_wanted, price
 from weighbridge_ledger.book.core import _ticket_of
 from weighbridge_ledger.book.entries import Entry, Place
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
-from weighbridge_ledger.book.placing import aim, on_cards, placements
+from weighbridge_ledger.book.placing import aim, on_cards
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.records import DropTicket, PutTicket
 from weighbridge_ledger.book.refusals import Reason, Refused
@@ -24,6 +24,8 @@ from weighbridge_ledger.book.states import (
     Lease,
     LeaseState,
     Moment,
+    Shortage,
+    changed,
 )
 from weighbridge_ledger.book.texts import exceeds_text
 from weighbridge_ledger.book.timing import TimedCore
@@ -193,7 +195,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         return Admission(entry.lease, entry.stream)
 
     def _with_holder(self, lease: Lease, ask: Ask) -> Lease:
-        return replace(lease, holder=ask.holder, holder_name=ask.holder_name, foreign=not self._home.sees(ask.holder))
+        return changed(lease, holder=ask.holder, holder_name=ask.holder_name, foreign=not self._home.sees(ask.holder))
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
@@ -206,7 +208,10 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         replaces = self._replaced_id(ask)
         for credential in ask.while_holding:
             self._own_entry(credential, ask)
-        target = aim(ask.claim, self._ceilings, self._external, self._usage.less(self._pending))
+        if ask.claim.floating:
+            target = aim(ask.claim, self._ceilings, self._external, self._usage.less(self._pending))
+        else:
+            target = on_cards(ask.claim, self._ceilings, self._external, self._usage)
         assert target is not None  # _check_static refused it otherwise
         lease = Lease(
             lease_id="",
@@ -231,7 +236,6 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
             lease,
             target,
             pools_wanted(target, self._ceilings),
-            passing.required_alone(target, self._ceilings, exclusive=ask.exclusive, limit_bytes=ask.memory_limit_bytes),
             stream=0,
             first_wall=now.wall if place is None else place.ticket.first_wall,
             since=since,
@@ -302,17 +306,20 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         else:
             self._memories.take_place(waiter.lease.request_id)
         stream = waiter.stream = next(self._streams)
-        lease = waiter.lease = replace(waiter.lease, lease_id=self._new_id())
-        if lease.request_id:
-            self._by_request[lease.request_id] = lease.lease_id
         if grant is not None:
             self._count_passes(grant.passed)
             if place is not None:
-                self._writes.append(DropTicket(lease.request_id))
-            charge = self._with_optional(grant.charge, grant.target, lease)
-            granted = self._grant(lease, charge, stream, now)
+                self._writes.append(DropTicket(waiter.lease.request_id))
+            charge = self._with_optional(grant.charge, grant.target, waiter.lease)
+            granted = self._grant(waiter.lease, charge, stream, now)
             self._settle(now)
             return Admission(granted.lease, stream)
+        lease = waiter.lease = changed(waiter.lease, lease_id=self._new_id())
+        if lease.request_id:
+            self._by_request[lease.request_id] = lease.lease_id
+        waiter.required = passing.required_alone(
+            waiter.claim, self._ceilings, exclusive=lease.exclusive, limit_bytes=lease.memory_limit_bytes
+        )
         self._queue.add(waiter)
         self._queued[lease.lease_id] = waiter.sequence
         if waiter.while_holding:
@@ -334,7 +341,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         machine = self._machine()
         base = machine.settled_for(waiter)
         claim = waiter.lease.claim
-        targets = placements(claim, self._ceilings, self._external, base) if waiter.floating else (waiter.claim,)
+        targets = passing.bindings(waiter, machine, base) if waiter.floating else (waiter.claim,)
         for target in targets:
             if self._held(claim, target) is not None or self._would_fit(waiter, target, base, self._steady_external()):
                 continue
@@ -384,13 +391,11 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
                 metadata=_figures(host_bytes, limit),
                 missing=(("holder", f"{format_gib(host_bytes - limit)} missing"),),
             )
-        if static_shortage(empty, self._ceilings) is not None:
-            self._exceeds(empty)
+        if isinstance(alone, Shortage):
+            self._exceeds(empty, alone)
 
-    def _exceeds(self, claim: Claim) -> NoReturn:
+    def _exceeds(self, claim: Claim, shortage: Shortage) -> NoReturn:
         ceilings = self._ceilings
-        shortage = static_shortage(claim, ceilings)
-        assert shortage is not None
         if shortage.cause == "LIMIT":
             need, allowed = claim.total_bytes, ceilings.total_bytes
         else:

@@ -6,7 +6,7 @@ import hmac
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heapify, heappush
 from itertools import count
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from weighbridge_ledger.book.states import (
     LeaseState,
     Moment,
     Observed,
+    changed,
 )
 from weighbridge_ledger.book.witnesses import Witnesses
 
@@ -167,7 +168,7 @@ class BookCore:
     # -- charges ---------------------------------------------------------------------------------------------------
 
     def _machine(self) -> Machine:
-        return Machine(self._ceilings, self._external, self._usage, self._pending, self._replaced)
+        return Machine(self._ceilings, self._external, self._usage, self._pending, self._replaced, self._holds)
 
     def _replaced(self, waiter: Waiter) -> Charge | None:
         entry = self._entries.get(waiter.replaces) if waiter.replaces else None
@@ -191,7 +192,7 @@ class BookCore:
         """Replace an entry's charge by another one."""
         vacating = entry.vacate_deadline is not None and not entry.overdue
         self._uncharge(entry)
-        entry.lease = replace(entry.lease, charge=charge)
+        entry.lease = changed(entry.lease, charge=charge)
         self._charge(entry)
         if vacating:
             self._pending.add(charge)
@@ -271,7 +272,7 @@ class BookCore:
         load_s = max(0.0, now.monotonic - entry.loading_since)
         entry.loading_since = None
         self._end_loading(entry.lease.lease_id)
-        entry.lease = replace(entry.lease, loaded_wall=now.wall, load_s=load_s)
+        entry.lease = changed(entry.lease, loaded_wall=now.wall, load_s=load_s)
         entry.idle_since = now.monotonic
         entry.resident_until = now.monotonic + self._residency_s(load_s)
         self._write(entry)
@@ -312,10 +313,13 @@ class BookCore:
     # -- transitions -----------------------------------------------------------------------------------------------
 
     def _grant(self, waiting: Lease, charge: Charge, stream: int, now: Moment) -> Entry:
-        """QUEUED → GRANTED: charged, with a fence, a secret and a short time to activate (rule 6)."""
+        """QUEUED → GRANTED: charged, with a fence, a secret and a short time to activate (rule 6). What never waited
+        gets its id here."""
+        lease_id = waiting.lease_id or self._new_id()
         secret = self._new_secret()
-        lease = replace(
+        lease = changed(
             waiting,
+            lease_id=lease_id,
             state=LeaseState.GRANTED,
             charge=charge,
             fence=self._number(),
@@ -324,7 +328,9 @@ class BookCore:
         )
         deadline = now.monotonic + self._policy.activate_by_s
         entry = Entry(lease, deadline, secret=secret, stream=stream, last_use_wall=now.wall, idle_since=now.monotonic)
-        self._entries[lease.lease_id] = entry
+        self._entries[lease_id] = entry
+        if lease.request_id:
+            self._by_request[lease.request_id] = lease_id
         self._charge(entry)
         self._begin_loading(entry, now.monotonic)
         self._write(entry)
@@ -339,7 +345,7 @@ class BookCore:
         retry by the same process gets a new secret instead of the same one, which is what AttachLease does anyway.
         """
         entry.secret = self._new_secret()
-        entry.lease = replace(
+        entry.lease = changed(
             entry.lease, secret_digest=digest_of(entry.secret), previous_digest=entry.lease.secret_digest
         )
 
@@ -353,7 +359,7 @@ class BookCore:
     def _vacate(self, entry: Entry, now: Moment, asked_by: str = "") -> None:
         """ACTIVE → VACATING, one way (rule 21): charged as before, and counted as coming back until its deadline."""
         self._forget_shrink(entry)
-        entry.lease = replace(entry.lease, state=LeaseState.VACATING)
+        entry.lease = changed(entry.lease, state=LeaseState.VACATING)
         entry.vacate_deadline = now.monotonic + self._policy.vacate_s
         entry.asked_by = asked_by
         self._pending.add(entry.lease.charge)
@@ -396,7 +402,7 @@ class BookCore:
     def _end(self, lease: Lease, cause: ReleaseCause, now: Moment, observed: Observed | None = None) -> Lease:
         if self._by_request.get(lease.request_id) == lease.lease_id:
             del self._by_request[lease.request_id]
-        ended = replace(lease, state=LeaseState.RELEASED, suspect=False)
+        ended = changed(lease, state=LeaseState.RELEASED, suspect=False)
         self._released.append(Released(ended, cause, now.wall))
         self._tell(EventKind.RELEASED, now, ended, cause, observed=observed)
         return ended

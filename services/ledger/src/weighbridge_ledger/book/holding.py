@@ -2,7 +2,7 @@
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_common.sizes import format_gib
@@ -24,6 +24,7 @@ from weighbridge_ledger.book.states import (
     Moment,
     Observed,
     Shortage,
+    changed,
 )
 from weighbridge_ledger.book.timing import TimedCore
 
@@ -76,7 +77,7 @@ class HolderVerbs(TimedCore):
                 f"A lease records at most {self._policy.engines_per_lease} engine processes.",
             )
         if entry.lease.state is LeaseState.GRANTED:
-            entry.lease = replace(entry.lease, state=LeaseState.ACTIVE, engines=recorded, activated_wall=now.wall)
+            entry.lease = changed(entry.lease, state=LeaseState.ACTIVE, engines=recorded, activated_wall=now.wall)
             entry.idle_since = now.monotonic
             self._begin_loading(entry, now.monotonic)
             self._renew_term(entry, now)
@@ -84,7 +85,7 @@ class HolderVerbs(TimedCore):
             self._tell(EventKind.ACTIVATED, now, entry.lease)
             self._review(entry, now)
         elif recorded != entry.lease.engines:
-            entry.lease = replace(entry.lease, engines=recorded)
+            entry.lease = changed(entry.lease, engines=recorded)
             self._write(entry)
             self._tell(EventKind.ACTIVATED, now, entry.lease)
         self._settle(now)
@@ -111,7 +112,7 @@ class HolderVerbs(TimedCore):
             raise Refused(
                 Reason.LEASE_STATE, "The lease was never activated. Repeat Admit with its request id instead."
             )
-        entry.lease = replace(entry.lease, suspect=False)
+        entry.lease = changed(entry.lease, suspect=False)
         self._renew_secret(entry)
         self._renew_term(entry, now)
         self._write(entry)
@@ -371,7 +372,7 @@ class HolderVerbs(TimedCore):
     def _apply_resize(self, entry: Entry, charge: Charge, now: Moment, exclusive: bool) -> None:
         before = entry.lease
         # The wish is kept even where it changes no charge, because exclusive use is not heeded there.
-        entry.lease = replace(before, exclusive=exclusive)
+        entry.lease = changed(before, exclusive=exclusive)
         if charge != before.charge:
             self._recharge(entry, charge, now)
         if entry.lease != before:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from weighbridge_ledger.book.charging import Usage
 from weighbridge_ledger.book.states import Charge, Claim, Lease
 
+NOTHING = Charge()
+
 Key = tuple[int, int]
 """(−level, sequence): the highest level first, and the earliest within it."""
 
@@ -21,8 +23,6 @@ class Waiter:
     """What it waits for, with every card named: its target (rule 17)."""
     pools: frozenset[str]
     """Where the target may be charged."""
-    required: Charge
-    """What the target is charged on the empty machine: what others leave to it when they take optional bytes."""
     stream: int
     """Number of its newest Admit stream: only that one cancels it (rule 9)."""
     first_wall: float
@@ -30,6 +30,9 @@ class Waiter:
     since: float
     """The same moment on the monotonic clock."""
     deadline: float
+    required: Charge = NOTHING
+    """What the target is charged on the empty machine: what others leave to it when they take optional bytes. Known
+    once it waits."""
     level: int = 0
     """Its priority, raised by waiting (rule 15)."""
     timer: float | None = None

@@ -2,9 +2,10 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weighbridge_common.processes import ProcessIdentity
 
@@ -319,3 +320,16 @@ class Lease:
     def processes(self) -> tuple[ProcessIdentity, ...]:
         """Everyone whose death is needed as proof that the bytes are free (rule 12)."""
         return (self.holder, *self.engines)
+
+
+_PLACES = {one.name: place for place, one in enumerate(fields(Lease))}
+_values_of = attrgetter(*_PLACES)
+
+
+def changed(lease: Lease, **changes: Any) -> Lease:
+    """What `dataclasses.replace` makes, in half the time: a lease has many fields, and each of its steps is in the way
+    of somebody who waits for it."""
+    values = list(_values_of(lease))
+    for name, value in changes.items():
+        values[_PLACES[name]] = value
+    return Lease(*values)

@@ -1,6 +1,5 @@
 """What time does to the book: terms, deadlines, ageing, the ledger's own standing still (rules 6, 10, 12, 14, 15)."""
 
-from dataclasses import replace
 from heapq import heappop
 from math import floor
 
@@ -8,7 +7,7 @@ from weighbridge_ledger.book.entries import Entry
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.settling import SettlingCore
-from weighbridge_ledger.book.states import LeaseState, Moment
+from weighbridge_ledger.book.states import LeaseState, Moment, changed
 
 
 class TimedCore(SettlingCore):
@@ -118,6 +117,6 @@ class TimedCore(SettlingCore):
 
     def _suspect(self, entry: Entry, now: Moment) -> None:
         """Freed on expiry, a silent but living holder's bytes would be used twice (S): it is only marked."""
-        entry.lease = replace(entry.lease, suspect=True)
+        entry.lease = changed(entry.lease, suspect=True)
         self._write(entry)
         self._tell(EventKind.SUSPECTED, now, entry.lease)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import duration_pb2, timestamp_pb2
 from weighbridge_common.processes import ProcessIdentity
-from weighbridge_proto.errors import invalid_argument
+from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb2
 
@@ -47,6 +47,8 @@ _STATES = {
     LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
 }
 
+_PRIORITIES = frozenset(lease_pb2.Priority.values())
+
 _CAUSE_TEXTS: dict[str, str] = {
     ReleaseCause.HOLDER: "Its holder released it.",
     ReleaseCause.CANCELLED: "Its Admit call ended before it was activated.",
@@ -85,38 +87,31 @@ def ask_of(request: ledger_service_pb2.AdmitRequest, time_left_s: float | None) 
     Raises:
         RequestError: INVALID_ARGUMENT.
     """
-    _check_text("request_id", request.request_id)
-    _check_text("holder.name", request.holder.name)
-    if request.holder.memory_limit_bytes < 0:
+    # Each field is read once: in the way of every admission, reading a message is dearer than looking at what it says.
+    request_id, priority, holder = request.request_id, request.priority, request.holder
+    holder_name, memory_limit_bytes = holder.name, holder.memory_limit_bytes
+    purpose = _purpose_of(request.purpose)
+    _check_text("request_id", request_id)
+    _check_text("holder.name", holder_name)
+    if memory_limit_bytes < 0:
         raise invalid_argument("holder.memory_limit_bytes", "must not be negative; leave it out for no limit")
-    purpose = request.purpose
-    for name in ("engine_kind", "model_name", "model_digest", "engine_build"):
-        _check_text(f"purpose.{name}", getattr(purpose, name))
-    _check_text("purpose.shape", purpose.shape, 4 * MAX_TEXT)
     wait = [request.max_wait.ToNanoseconds() / 1e9] if request.HasField("max_wait") else []
     if wait and wait[0] < 0:
         raise invalid_argument("max_wait", "must not be negative")
-    if request.priority not in lease_pb2.Priority.values():
+    if priority not in _PRIORITIES:
         raise invalid_argument("priority", "is no priority that this ledger knows")
     if len(request.while_holding) > MAX_HELD:
         raise invalid_argument("while_holding", f"must name at most {MAX_HELD} leases")
     if time_left_s is not None:
         wait.append(time_left_s)
     return Ask(
-        request_id=request.request_id,
-        holder=process_of("holder.process", request.holder.process),
+        request_id=request_id,
+        holder=process_of("holder.process", holder.process),
         claim=claim_of("claim", request.claim),
-        holder_name=request.holder.name,
-        memory_limit_bytes=request.holder.memory_limit_bytes,
-        purpose=Purpose(
-            purpose.engine_kind,
-            purpose.model_name,
-            purpose.model_digest,
-            purpose.engine_build,
-            purpose.shape,
-            purpose.planned_peak_bytes,
-        ),
-        priority=request.priority or lease_pb2.PRIORITY_NORMAL,
+        holder_name=holder_name,
+        memory_limit_bytes=memory_limit_bytes,
+        purpose=purpose,
+        priority=priority or lease_pb2.PRIORITY_NORMAL,
         pinned=request.pinned,
         exclusive=request.exclusive,
         replaces=_credential_of("replaces_lease", request.replaces_lease)
@@ -131,29 +126,50 @@ def ask_of(request: ledger_service_pb2.AdmitRequest, time_left_s: float | None) 
     )
 
 
+def _purpose_of(message: lease_pb2.Purpose) -> Purpose:
+    purpose = Purpose(
+        message.engine_kind,
+        message.model_name,
+        message.model_digest,
+        message.engine_build,
+        message.shape,
+        message.planned_peak_bytes,
+    )
+    _check_text("purpose.engine_kind", purpose.engine_kind)
+    _check_text("purpose.model_name", purpose.model_name)
+    _check_text("purpose.model_digest", purpose.model_digest)
+    _check_text("purpose.engine_build", purpose.engine_build)
+    _check_text("purpose.shape", purpose.shape, 4 * MAX_TEXT)
+    return purpose
+
+
 def claim_of(field: str, message: requirement_pb2.Claim) -> Claim:
     """A claim, checked.
 
     Raises:
         RequestError: INVALID_ARGUMENT.
     """
-    if len(message.devices) > MAX_DEVICES:
+    devices = message.devices
+    if len(devices) > MAX_DEVICES:
         raise invalid_argument(f"{field}.devices", f"must name at most {MAX_DEVICES} cards")
-    amounts = [("host_bytes", message.host_bytes), ("optional_host_bytes", message.optional_host_bytes)]
-    for index, device in enumerate(message.devices):
-        _check_text(f"{field}.devices[{index}].device_id", device.device_id)
-        amounts.append((f"devices[{index}].required_bytes", device.required_bytes))
-        amounts.append((f"devices[{index}].optional_bytes", device.optional_bytes))
-    for name, amount in amounts:
-        if amount < 0:
-            raise invalid_argument(f"{field}.{name}", "must not be negative")
-    return Claim(
+    claim = Claim(
         message.host_bytes,
-        tuple(DeviceWant(device.device_id, device.required_bytes, device.optional_bytes) for device in message.devices),
+        tuple(DeviceWant(device.device_id, device.required_bytes, device.optional_bytes) for device in devices),
         message.optional_host_bytes,
         str(int(message.source)),
         message.cpu_only,
     )
+    if claim.host_bytes < 0:
+        raise invalid_argument(f"{field}.host_bytes", "must not be negative")
+    if claim.optional_host_bytes < 0:
+        raise invalid_argument(f"{field}.optional_host_bytes", "must not be negative")
+    for index, want in enumerate(claim.devices):
+        _check_text(f"{field}.devices[{index}].device_id", want.device_id)
+        if want.required_bytes < 0:
+            raise invalid_argument(f"{field}.devices[{index}].required_bytes", "must not be negative")
+        if want.optional_bytes < 0:
+            raise invalid_argument(f"{field}.devices[{index}].optional_bytes", "must not be negative")
+    return claim
 
 
 def _credential_of(field: str, message: ledger_service_pb2.LeaseCredential) -> Credential:
@@ -170,11 +186,14 @@ def process_of(field: str, message: process_pb2.ProcessIdentity) -> ProcessIdent
     Raises:
         RequestError: INVALID_ARGUMENT.
     """
-    if message.pid <= 0 or message.start_time <= 0:
+    process = ProcessIdentity.from_message(message)
+    if process.pid <= 0 or process.start_time <= 0:
         raise invalid_argument(field, "must name a process by pid and start time")
-    _check_text(f"{field}.boot_id", message.boot_id)
-    _check_text(f"{field}.pid_namespace", message.pid_namespace)
-    return ProcessIdentity.from_message(message)
+    if len(process.boot_id) > MAX_TEXT:
+        raise _too_long(f"{field}.boot_id")
+    if len(process.pid_namespace) > MAX_TEXT:
+        raise _too_long(f"{field}.pid_namespace")
+    return process
 
 
 def processes_of(field: str, messages: Iterable[process_pb2.ProcessIdentity]) -> tuple[ProcessIdentity, ...]:
@@ -203,7 +222,11 @@ def _amount(reported: int) -> int:
 
 def _check_text(field: str, text: str, longest: int = MAX_TEXT) -> None:
     if len(text) > longest:
-        raise invalid_argument(field, f"must have at most {longest} characters")
+        raise _too_long(field, longest)
+
+
+def _too_long(field: str, longest: int = MAX_TEXT) -> RequestError:
+    return invalid_argument(field, f"must have at most {longest} characters")
 
 
 # -- out -----------------------------------------------------------------------------------------------------------
