@@ -1,7 +1,7 @@
 """Who is granted next, and who may overtake whom (rules 16, 17). Pure: it looks, the book acts."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from weighbridge_ledger.book.charging import NOTHING_USED, Rooms, Usage, price
@@ -30,6 +30,8 @@ class Machine:
     """The part of usage that is being given back: VACATING before its deadline, and optional bytes asked back."""
     replaced: Callable[[Waiter], Charge | None]
     """What the lease that a waiter replaces is charged, unless it has ended or is pending already (rule 24)."""
+    unwell: Collection[str] = ()
+    """The devices on which nothing may be loaded just now."""
 
     def settled_for(self, waiter: Waiter, joining: Charge = NOBODY_THERE, leaving: Charge = NOBODY_THERE) -> Usage:
         """What is charged once everything that `waiter` can count on is back."""
@@ -208,15 +210,19 @@ def _kind(waiter: Waiter, wanted: Claim) -> Kind | None:
 
 def fitting(waiter: Waiter, machine: Machine) -> list[tuple[Claim, Charge]]:
     """The ways in which a waiter fits now, best first: on any card if it names none, else on its target (rule 17)."""
-    claim = waiter.lease.claim
-    if waiter.floating:
-        targets = list(placements(claim, machine.ceilings, machine.external, machine.usage))
-    else:
-        targets = [waiter.claim]
+    targets = bindings(waiter, machine, machine.usage) if waiter.floating else (waiter.claim,)
     priced = (
         (target, price_of(waiter, target, machine.ceilings, machine.external, machine.usage)) for target in targets
     )
     return [(target, charge) for target, charge in priced if isinstance(charge, Charge)]
+
+
+def bindings(waiter: Waiter, machine: Machine, usage: Usage) -> Iterator[Claim]:
+    """The cards on which a waiter for any card is to be tried beside `usage`, in that order."""
+    lease = waiter.lease
+    return placements(
+        lease.claim, machine.ceilings, machine.external, usage, exclusive=lease.exclusive, unwell=machine.unwell
+    )
 
 
 def required_alone(target: Claim, ceilings: Ceilings, *, exclusive: bool, limit_bytes: int) -> Charge:

@@ -1,19 +1,36 @@
 """Which card a claim takes that names none: rules 4 and 17, as functions over plain values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from weighbridge_ledger.book.charging import Usage, room_on
 from weighbridge_ledger.book.states import Ceilings, Claim, DeviceWant, External
 
 
-def placements(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Iterator[Claim]:
+def placements(
+    claim: Claim,
+    ceilings: Ceilings,
+    external: External,
+    usage: Usage,
+    *,
+    exclusive: bool = False,
+    unwell: Collection[str] = (),
+) -> Iterator[Claim]:
     """`claim` with every card named, in the order in which they are to be tried; nothing where there are too few cards.
 
     One unnamed card is tried on each card on which it fits when that is empty, least missing first, and of those where
     nothing is missing the one with the least room left. Only where it is larger than every card, and so would spill
     anyway, all of them count: a claim that waits must not spill from a small card because the large one is in use.
-    Several unnamed cards are given to different cards, the largest wish first, which finds a way if there is one.
+    Several unnamed cards are given to different cards, the largest wish first, which finds a way if there is one: first
+    on all cards by their bytes, then on those alone that the claim may join at all.
+
+    Args:
+        claim: as it was asked.
+        ceilings: what the machine allows.
+        external: what programs outside hold.
+        usage: what leases are charged.
+        exclusive: nobody else may be on its cards.
+        unwell: the cards on which nothing may be loaded just now.
     """
     named = {want.device_id for want in claim.devices if want.device_id}
     floating = sorted((want for want in claim.devices if not want.device_id), key=lambda want: -want.required_bytes)
@@ -35,6 +52,20 @@ def placements(claim: Claim, ceilings: Ceilings, external: External, usage: Usag
             candidates(want, left, ceilings), key=lambda device: _rank(want, device, ceilings, external, usage)
         )
     yield _merged(claim, chosen)
+    # Where somebody is alone, bytes may be left that nobody can have.
+    shut = {
+        device for device in free if device in unwell or not _may_join(device, ceilings, usage, exclusive=exclusive)
+    }
+    if shut.isdisjoint(chosen.values()):
+        return
+    others: dict[int, str] = {}
+    for index, want in enumerate(floating):
+        left = [device for device in candidates(want, free, ceilings) if device not in shut]
+        left = [device for device in left if device not in others.values()]
+        if not left:
+            return
+        others[index] = min(left, key=lambda device: _rank(want, device, ceilings, external, usage))
+    yield _merged(claim, others)
 
 
 def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
@@ -94,6 +125,14 @@ def missing(target: Claim, ceilings: Ceilings, external: External, usage: Usage)
         max(0, want.required_bytes - max(0, room_on(want.device_id, ceilings, external, usage)))
         for want in target.devices
     )
+
+
+def _may_join(device: str, ceilings: Ceilings, usage: Usage, *, exclusive: bool) -> bool:
+    """Whether any claim of this kind may be on a card beside those who are there, whatever its bytes."""
+    if not ceilings.spill_allowed and usage.spilled_from.get(device, 0) > 0:
+        return False
+    company = usage.holders if exclusive else usage.alone
+    return not ceilings.exclusive_heeded or company.get(device, 0) <= 0
 
 
 def _rank(want: DeviceWant, device: str, ceilings: Ceilings, external: External, usage: Usage) -> tuple[int, int, str]:

@@ -81,8 +81,9 @@ class ReclaimCore(BookCore):
         if not waiter.floating or passing.protected(waiter, now.monotonic, self._policy):
             return None
         claim = waiter.lease.claim
-        base = self._machine().settled_for(waiter)
-        for target in placements(claim, self._ceilings, self._external, base):
+        machine = self._machine()
+        base = machine.settled_for(waiter)
+        for target in passing.bindings(waiter, machine, base):
             places = pools_wanted(target, self._ceilings).union(devices_of(target, self._ceilings))
             if self._held(claim, target) is not None or not places.isdisjoint(served):
                 continue

@@ -7,7 +7,6 @@ from weighbridge_ledger.book import passing
 from weighbridge_ledger.book.charging import with_optional
 from weighbridge_ledger.book.core import _ticket_of
 from weighbridge_ledger.book.events import ReleaseCause
-from weighbridge_ledger.book.placing import placements
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.reclaiming import ReclaimCore, own_leases
 from weighbridge_ledger.book.records import DropTicket, PutTicket
@@ -91,8 +90,7 @@ class SettlingCore(ReclaimCore):
         be asked for (rule 25). Waiting for one in use, it and that one's caller might wait for each other."""
         machine = self._machine()
         settled = self._residents.without(machine.settled_for(waiter), waiter.level, own_leases(waiter), ripe_only=True)
-        claim = waiter.lease.claim
-        floating = placements(claim, self._ceilings, self._external, settled)
+        floating = passing.bindings(waiter, machine, settled)
         ahead = self._ahead_of(waiter)
         for target in floating if waiter.floating else (waiter.claim,):
             charge = passing.price_of(waiter, target, self._ceilings, self._external, settled)
