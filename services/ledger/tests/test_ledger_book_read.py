@@ -1,5 +1,6 @@
 """Faults of the book that reading it line by line found, each by the shortest history that shows it."""
 
+import pytest
 from weighbridge_ledger.book import (
     Ask,
     Ceilings,
@@ -127,6 +128,29 @@ def test_optional_bytes_on_another_card_are_not_asked_back_for_who_makes_others_
     assert world.vacating() == [idle]
     asked = {one for one in (there, here, on_host) if world.book.view(one).shrink is not None}
     assert asked == {here}
+
+
+def test_growth_fits_its_holders_own_limit_with_what_spills(new_world) -> None:
+    """The limit was held against what was asked of the host: what spilled there went beyond it."""
+    world = new_world(Ceilings(8, {"a": 6}, spill_allowed=True))
+    lease, secret = world.active(0, devices={"a": 4}, memory_limit_bytes=1)
+    larger = Claim(0, (DeviceWant("a", 8),))
+    assert world.refused(lambda: world.book.resize(lease, secret, larger, world.now)) == "CANNOT_GROW"
+    assert world.book.resize(lease, secret, Claim(0, (DeviceWant("a", 7),)), world.now).charge.host_bytes == 1
+
+
+@pytest.mark.parametrize("why", ["alone there", "unwell", "wants to be alone"])
+def test_who_takes_any_two_cards_takes_two_that_it_can_have(new_world, why: str) -> None:
+    """It was tried on one pair only, the one with the least room left, and waited beside two empty cards."""
+    world = new_world(Ceilings(0, {"a": 4, "b": 4, "c": 4}))
+    world.active(0, 1, devices={"a": 1}, exclusive=why == "alone there")
+    if why == "unwell":
+        world.book.set_holds({"a": HOT}, world.now)
+    wants = Claim(0, (DeviceWant("", 3), DeviceWant("", 2)))
+    ask = Ask("", world.process(2), wants, exclusive=why == "wants to be alone")
+    lease = world.book.admit(ask, world.now).lease
+    assert lease.state is GRANTED
+    assert dict(lease.charge.devices).keys() == {"b", "c"}
 
 
 def with_optional(world, pid: int, claim: Claim) -> tuple[str, str]:
