@@ -28,6 +28,10 @@ BYTES_PER_PIXEL = 1024
 """What the planner below takes for a picture: 256 MiB at 512 x 512."""
 
 
+LONGEST_S = 30.0
+"""No render here takes seconds: one that waits for ever fails by its deadline."""
+
+
 def claim_of(width, height):
     """What a plan claims for a picture of this size."""
     return WEIGHTS_BYTES + BYTES_PER_PIXEL * width * height
@@ -202,7 +206,7 @@ class ImageSuite(Suite):
         request = image_pb.GenerateImageRequest(prompt=prompt, **fields)
         if model:
             request.model.CopyFrom(weights_pb2.ModelRef(path=model))
-        return self.images.GenerateImage(request)
+        return self.images.GenerateImage(request, timeout=LONGEST_S)
 
     async def image_all(self, prompt="hello", model="a", **fields):
         return [event async for event in self.image(prompt, model, **fields)]

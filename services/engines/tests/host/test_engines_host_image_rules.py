@@ -26,14 +26,14 @@ from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
 class Visitor:
     """One request in a queue."""
 
-    def __init__(self, queue):
+    def __init__(self, queue, *number):
         self.places = []
         self.inside = asyncio.Event()
         self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(queue))
+        self.task = asyncio.create_task(self._run(queue, *number))
 
-    async def _run(self, queue):
-        async with queue.slot(self.places.append):
+    async def _run(self, queue, *number):
+        async with queue.slot(self.places.append, *number):
             self.inside.set()
             await self.leave.wait()
 
@@ -72,6 +72,17 @@ async def test_a_turn_that_comes_to_one_who_leaves_at_that_moment_goes_to_the_ne
     await settle()
     assert not second.inside.is_set()
     assert third.inside.is_set()
+
+
+async def test_who_came_before_an_engine_was_started_again_keeps_the_place_before_those_who_came_later():
+    queue = RequestQueue(slots=1, limit=9)
+    Visitor(queue, 0)
+    await settle()
+    third, first, unnumbered, second = Visitor(queue, 3), Visitor(queue, 1), Visitor(queue), Visitor(queue, 2)
+    await settle()
+    assert (first.places, second.places) == ([1], [2])
+    assert third.places == [1, 2, 3]
+    assert unnumbered.places == [3, 4]
 
 
 async def test_a_full_queue_refuses_unless_somebody_leaves():

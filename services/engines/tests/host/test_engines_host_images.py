@@ -219,6 +219,15 @@ async def test_other_sizes_are_planned_with_the_options_that_the_model_was_loade
         assert suite.fit.plans[-1].options == options
 
 
+async def test_a_model_named_in_other_words_is_the_loaded_one_with_its_options(run_dir):
+    async with ImageSuite(run_dir) as suite:
+        options = plan_pb2.EngineOptions(sd=plan_pb2.SdOptions(vae_tiling=True))
+        await suite.load_all("a", options=options)
+        await suite.image_all(model="also-a", size=size(1024, 512))
+        assert (suite.fit.plans[-1].model.path, suite.fit.plans[-1].options) == ("a", options)
+        assert len(suite.ledger.admits) == 1
+
+
 async def test_an_engine_that_holds_more_than_it_was_granted_takes_no_render(run_dir):
     async with ImageSuite(run_dir) as suite:
         held = claim_of(512, 512) * 115 // 100

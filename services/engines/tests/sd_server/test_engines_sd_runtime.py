@@ -5,11 +5,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from weighbridge_engines.host.kind import EngineLostError
 from weighbridge_engines.models import tiny_sd
+from weighbridge_engines.sd_server import pictures
 from weighbridge_engines.sd_server.client import OtherServerError, SdServerClient
 from weighbridge_engines.sd_server.jobs import Rendered, RenderJob, RenderProgress
 from weighbridge_engines.sd_server.kind import SdKind
@@ -92,6 +95,16 @@ async def test_a_render_tells_its_phases_in_order_and_gives_the_engine_s_own_png
         assert phases == ["text_encode", "sampling", "decode"]
         assert [(step.done, step.total) for step in progress if step.phase == "sampling"][-1] == (3, 3)
         assert rendered.images[0].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("given", ["source_png", "reference_pngs"])
+async def test_images_that_are_given_are_encoded_before_the_prompt(start, given: str) -> None:
+    png = pictures.for_engine(Image.new("RGB", (64, 64)), 64, 64)
+    async with start() as server:
+        progress, _ = await server.render(replace(JOB, **{given: png if given == "source_png" else (png,)}))
+    phases = [step.phase for step in progress]
+    assert sorted(phases, key=["encode", "text_encode", "sampling", "decode"].index) == phases
+    assert phases[0] == "encode"
 
 
 async def test_the_same_seed_gives_the_same_picture_and_another_one_another(start) -> None:

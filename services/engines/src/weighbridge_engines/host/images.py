@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
@@ -48,6 +49,7 @@ class _Prepared:
         plan: the plan of that.
         job: the render.
         source_unused: why the source image is not used; empty: it is, or there is none.
+        number: how many requests came before it.
     """
 
     request: ImageRequest
@@ -55,6 +57,7 @@ class _Prepared:
     plan: fit_pb.PlanModelResponse
     job: RenderJob
     source_unused: str
+    number: int
 
 
 class Images:
@@ -62,6 +65,7 @@ class Images:
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
+        self._numbers = itertools.count()
         self._decoding = asyncio.Lock()
         """One request's pictures at a time: what they take of the host's own memory is in nobody's claim."""
         self._plans: weakref.WeakKeyDictionary[Residency, dict[bytes, fit_pb.PlanModelResponse]]
@@ -119,7 +123,7 @@ class Images:
             plan = await self._plan(wish, there)
         async with self._decoding:
             job = await asyncio.to_thread(request.job, plan, not source_unused)
-        return _Prepared(request, wish, plan, job, source_unused)
+        return _Prepared(request, wish, plan, job, source_unused, next(self._numbers))
 
     def _there(self, wish: Wish) -> Residency | LoadJob | None:
         key = None if wish.model is None else request_key(wish.model, wish.workload, wish.options)
@@ -194,7 +198,7 @@ class Images:
         else:
             plan = await self._plan_like(residency, workload)
         mark_image_span(self._host.around.kind.name, plan.model_name, residency.hold.lease_id, prepared.job)
-        return RenderTurn(self._host, residency, runtime, plan, prepared.job)
+        return RenderTurn(self._host, residency, runtime, plan, prepared.job, prepared.number)
 
 
 def _key(workload: plan_pb2.Workload) -> bytes:

@@ -40,6 +40,7 @@ class RenderTurn:
         runtime: its engine's client.
         plan: what the render was planned as; the lease is made to cover it.
         job: what to render.
+        number: its place among those who wait, see :meth:`weighbridge_engines.host.requests.RequestQueue.slot`.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class RenderTurn:
         runtime: ImageRuntime,
         plan: fit_pb.PlanModelResponse,
         job: RenderJob,
+        number: int,
     ) -> None:
         self._host = host
         self._residency = residency
         self._runtime = runtime
         self._plan = plan
         self._job = job
+        self._number = number
         self._use_id = uuid.uuid4().hex
         self._pace = RenderPace(job.batch)
         self._begun = False
@@ -93,7 +96,7 @@ class RenderTurn:
     async def _run(self) -> None:
         residency, hold = self._residency, self._residency.hold
         try:
-            async with residency.queue.slot(self._events.put_nowait):
+            async with residency.queue.slot(self._events.put_nowait, self._number):
                 try:
                     self._refuse_broken_off()
                     await residency.cover(self._plan)

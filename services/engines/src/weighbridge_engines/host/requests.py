@@ -1,7 +1,9 @@
 """Requests that wait for an engine: in order, bounded."""
 
 import asyncio
+import bisect
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -17,6 +19,7 @@ class _Place:
 
     turn: "asyncio.Future[None]"
     tell: Callable[[int], object]
+    number: float
 
 
 class RequestQueue:
@@ -43,11 +46,15 @@ class RequestQueue:
         self._typical_s += 0.3 * (seconds - self._typical_s)
 
     @contextlib.asynccontextmanager
-    async def slot(self, tell: Callable[[int], object] = lambda position: None) -> AsyncIterator[None]:
+    async def slot(
+        self, tell: Callable[[int], object] = lambda position: None, number: float = math.inf
+    ) -> AsyncIterator[None]:
         """Wait for a turn and hold it.
 
         Args:
             tell: hears the place in the queue, from 1, at first and whenever it changes.
+            number: of those who wait, lower numbers come first: who was in the queue of an engine that had to be
+                started again keeps the place before those who came later.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED TOO_MANY_REQUESTS.
@@ -57,24 +64,24 @@ class RequestQueue:
         elif len(self._line) >= self._limit:
             raise too_many_requests(len(self._line), max(0.1, self._typical_s))
         else:
-            await self._wait(tell)
+            await self._wait(_Place(asyncio.get_running_loop().create_future(), tell, number))
         try:
             yield
         finally:
             self._next()
 
-    async def _wait(self, tell: Callable[[int], object]) -> None:
-        place = _Place(asyncio.get_running_loop().create_future(), tell)
-        self._line.append(place)
-        tell(len(self._line))
+    async def _wait(self, place: _Place) -> None:
+        bisect.insort_right(self._line, place, key=lambda waiting: waiting.number)
+        self._tell_places(self._line.index(place))
         try:
             await place.turn
         except asyncio.CancelledError:
             if not place.turn.cancelled():
                 self._next()  # its turn had just come
             elif place in self._line:
-                self._line.remove(place)
-                self._tell_places()
+                index = self._line.index(place)
+                del self._line[index]
+                self._tell_places(index)
             raise
 
     def _next(self) -> None:
@@ -87,6 +94,6 @@ class RequestQueue:
                 return
         self._free += 1
 
-    def _tell_places(self) -> None:
-        for position, place in enumerate(self._line, start=1):
-            place.tell(position)
+    def _tell_places(self, changed_from: int = 0) -> None:
+        for index in range(changed_from, len(self._line)):
+            self._line[index].tell(index + 1)

@@ -47,7 +47,8 @@ class OutputFeed:
     @contextlib.contextmanager
     def render(self, job: RenderJob) -> Iterator[asyncio.Queue[RenderProgress]]:
         """The progress of the render that begins now."""
-        self.reader.expect_render(steps=job.steps, has_source=job.source_png is not None)
+        is_given_images = job.source_png is not None or bool(job.reference_pngs)
+        self.reader.expect_render(steps=job.steps, has_source=is_given_images)
         self._progress = asyncio.Queue()
         try:
             yield self._progress
