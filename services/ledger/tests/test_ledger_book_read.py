@@ -11,7 +11,9 @@ from weighbridge_ledger.book import (
     LeaseState,
     Observed,
     Policy,
+    reclaiming,
 )
+from weighbridge_ledger.book.charging import price
 
 GRANTED, QUEUED, VACATING = LeaseState.GRANTED, LeaseState.QUEUED, LeaseState.VACATING
 
@@ -151,6 +153,26 @@ def test_who_takes_any_two_cards_takes_two_that_it_can_have(new_world, why: str)
     lease = world.book.admit(ask, world.now).lease
     assert lease.state is GRANTED
     assert dict(lease.charge.devices).keys() == {"b", "c"}
+
+
+def test_a_claim_that_waits_for_busy_holders_is_not_planned_anew_over_all_of_them_at_each_use(
+    new_world, monkeypatch
+) -> None:
+    """Each BeginUse looked at every one of them as long as a protected claim waited: 130 ms beside 10,000."""
+    world = new_world(100)
+    busy = [world.resident(1, pid) for pid in range(1, 101)]
+    for lease, secret in busy:
+        world.begin_use(lease, secret)
+    world.admit(100, 101)
+    world.rest()
+    world.rest()
+    looks = []
+    monkeypatch.setattr(reclaiming, "price", lambda *values, **more: looks.append(1) or price(*values, **more))
+    use = world.begin_use(*busy[0])
+    assert len(looks) < 10
+    world.end_use(*busy[0], next(iter(world.book._entries[busy[0][0]].uses)))
+    world.end_use(*busy[0], use)
+    assert world.vacating() == [busy[0][0]]
 
 
 def with_optional(world, pid: int, claim: Claim) -> tuple[str, str]:

@@ -165,6 +165,9 @@ class ReclaimCore(BookCore):
                 return None
             pools = short_pools(demand.target, self._ceilings, steady, base, exclusive=demand.exclusive)
             places = pools.union(devices_of(demand.target, self._ceilings))
+            if demand.staged and not demand.patient and not self._residents.any_askable_now(places, demand.level):
+                # All would be asked later. Which of them is seen when the first of them is idle, not at each event.
+                return None
             chosen = choose(self._candidates(demand, places, now), base, fits, self._policy.exact_victims)
             if not chosen:
                 return None

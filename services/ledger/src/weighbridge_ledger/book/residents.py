@@ -107,6 +107,10 @@ class Residents:
         """Those who may be asked for anyone, least recently used first."""
         return self._in_order(pools, level, (Stage.RIPE,))
 
+    def any_askable_now(self, pools: Iterable[str], level: int) -> bool:
+        """Whether a protected claim could ask anybody at once."""
+        return next(self._in_order(pools, level, _NOW_IF_PROTECTED), None) is not None
+
     def staged(self, pools: Iterable[str], level: int) -> Iterator[Resident]:
         """Those who may be asked for a protected claim, least recently used first: at once, and then those who may be
         asked later. The young among the idle ones come in the order of their use, whichever they are."""
