@@ -88,14 +88,10 @@ class ImageRuntime(Runtime, Protocol):
         ...
 
     def render(self, job: RenderJob) -> AsyncGenerator[RenderProgress | Rendered, None]:
-        """One render: progress, then the images.
+        """One render: progress, then the images. Nothing but the end of the process stops it.
 
         Raises:
             RequestError: the engine refuses it or fails at it, and lives.
             EngineLostError: the engine is gone.
         """
-        ...
-
-    async def stop_render(self) -> None:
-        """End a render that nobody waits for, together with the process: nothing else stops one."""
         ...

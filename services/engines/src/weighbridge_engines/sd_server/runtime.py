@@ -62,15 +62,11 @@ class SdRuntime:
     Args:
         client: the connection.
         feed: what the process prints.
-        end_process: kills the process; the host then sees why it ended.
     """
 
-    def __init__(
-        self, client: SdServerClient, feed: OutputFeed, end_process: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, client: SdServerClient, feed: OutputFeed) -> None:
         self._client = client
         self._feed = feed
-        self._end_process = end_process
         self._samplers: frozenset[str] | None = None
         self._schedulers: frozenset[str] | None = None
 
@@ -142,10 +138,6 @@ class SdRuntime:
             finally:
                 answer.cancel()
         yield Rendered(images, job.width, job.height, time.monotonic() - began)
-
-    async def stop_render(self) -> None:
-        """End the process: nothing else stops a render."""
-        self._end_process()
 
     def chat(self, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
         """It does not chat; the host refuses before it comes to this."""
