@@ -230,6 +230,10 @@ class FakeLedger(ledger_service_pb2_grpc.LedgerServiceServicer):
         self.state.limit = request.limit_bytes if request.HasField("limit_bytes") else None
         return ledger_service_pb2.SetLimitResponse(capacity=self.capacity().capacity)
 
+    async def ReleaseLease(self, request: Any, context: Any) -> ledger_service_pb2.ReleaseLeaseResponse:  # noqa: N802
+        await self.state.ask("ReleaseLease", request, context)
+        return ledger_service_pb2.ReleaseLeaseResponse()
+
     async def Watch(  # noqa: N802
         self, request: Any, context: Any
     ) -> AsyncIterator[ledger_service_pb2.WatchResponse]:

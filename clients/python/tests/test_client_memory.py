@@ -307,6 +307,47 @@ def test_leases_say_who_waits_in_which_place_and_what_for(fake_suite: Any) -> No
     assert lines[at + 2].startswith("2. engine-w1: waits for 7.00 GiB since")
 
 
+def test_an_operator_frees_a_lease_by_the_beginning_of_its_id(fake_suite: Any) -> None:
+    fake_suite.state.leases = [held("abc" + "0" * 29, 3), held("abd" + "0" * 29, 3)]
+    assert run("free", "abc", "--yes").stdout == "abc00000 is released. Its bytes are free.\n"
+    asked = fake_suite.state.asked(pb.ReleaseLeaseRequest)[-1]
+    assert (asked.lease_id, asked.operator_override, asked.secret) == ("abc" + "0" * 29, True, "")
+
+
+@pytest.mark.parametrize(("given", "says"), [("ab", "2 leases begin with"), ("x", "no lease begins with")])
+def test_a_word_for_no_certain_lease_is_wrong_usage(fake_suite: Any, given: str, says: str) -> None:
+    fake_suite.state.leases = [held("abc" + "0" * 29, 3), held("abd" + "0" * 29, 3)]
+    result = run("free", given, "--yes")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not fake_suite.state.asked(pb.ReleaseLeaseRequest)
+
+
+def test_an_operator_who_does_not_say_so_frees_nothing(fake_suite: Any) -> None:
+    fake_suite.state.leases = [held("abc" + "0" * 29, 3)]
+    assert run("free", "abc").exit_code != 0
+    assert not fake_suite.state.asked(pb.ReleaseLeaseRequest)
+
+
+@pytest.mark.parametrize(
+    ("visible", "keeps"), [(True, "until all its processes have ended"), (False, "until it has ended its own engine")]
+)
+def test_leases_say_what_becomes_of_a_silent_one(fake_suite: Any, visible: bool, keeps: str) -> None:
+    silent = held("a" * 32, 3)
+    silent.suspect, silent.processes_visible = True, visible
+    fake_suite.state.leases = [silent]
+    line = f"aaaaaaaa is silent. It keeps its bytes {keeps}; if you know that they have: weighbridge free aaaaaaaa"
+    assert line in run("leases").stdout.splitlines()
+
+
+def test_leases_that_have_ended_say_why(fake_suite: Any) -> None:
+    ended = held("a" * 32, 3)
+    ended.state = lease_pb2.LEASE_STATE_RELEASED
+    ended.end_reason.message = "All its processes have ended."
+    fake_suite.state.leases = [ended]
+    assert "aaaaaaaa has ended. All its processes have ended." in run("leases", "--all").stdout.splitlines()
+
+
 def test_limit_is_shown_set_and_taken_back(fake_suite: Any) -> None:
     state = fake_suite.state
     assert run("limit").stdout == "Limit: automatic, which is 24.00 GiB here.\n"

@@ -268,6 +268,16 @@ class Suite:
         request = ledger_service_pb2.SetLimitRequest(limit_bytes=limit_bytes, spill_allowed=spill_allowed)
         return await self._call("ledger", lambda: self.ledger.SetLimit(request, timeout=CALL_TIMEOUT_S))
 
+    async def free(self, lease_id: str) -> ledger_service_pb2.ReleaseLeaseResponse:
+        """An operator's word that the processes of a lease are gone: its bytes are free at once.
+
+        Raises:
+            CallError: FAILED_PRECONDITION PROCESS_ALIVE while the ledger sees one of them alive; NOT_FOUND
+                LEASE_NOT_FOUND.
+        """
+        request = ledger_service_pb2.ReleaseLeaseRequest(lease_id=lease_id, reason="OPERATOR", operator_override=True)
+        return await self._call("ledger", lambda: self.ledger.ReleaseLease(request, timeout=CALL_TIMEOUT_S))
+
     async def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """All leases, oldest first: every page in one response."""
 

@@ -108,6 +108,10 @@ class SyncSuite:
         """See :meth:`weighbridge.Suite.set_limit`."""
         return self._wait(self._suite.set_limit(limit_bytes, spill_allowed))
 
+    def free(self, lease_id: str) -> ledger_service_pb2.ReleaseLeaseResponse:
+        """See :meth:`weighbridge.Suite.free`."""
+        return self._wait(self._suite.free(lease_id))
+
     def leases(self, *, include_released: bool = False) -> ledger_service_pb2.ListLeasesResponse:
         """See :meth:`weighbridge.Suite.leases`."""
         return self._wait(self._suite.leases(include_released=include_released))

@@ -45,6 +45,7 @@ for _command in (
     ledger.capacity,
     ledger.leases,
     ledger.limit,
+    ledger.free,
     watch.watch,
     top.top,
     accuracy.accuracy,

@@ -12,7 +12,7 @@ from weighbridge.happenings import asked_words, who
 from weighbridge.sizes import all_bytes, format_size
 
 SHORT_ID = 8
-"""Digits of a lease's id in a table: enough to tell leases apart; no command takes one, and --json has it whole."""
+"""Digits of a lease's id in a table: enough to tell leases apart, and for `free`; --json has it whole."""
 
 NO_MARKS: Mapping[str, str] = MappingProxyType({})
 
@@ -47,7 +47,8 @@ def print_leases(to: Console, leases: Sequence[lease_pb2.Lease], now_s: float | 
         )
     to.print(table)
     to.print(f"Committed together: {format_size(sum(all_bytes(lease.charge) for lease in leases))}")
-    for line in (*vacating_lines(leases), *waiting_lines(leases, time.time() if now_s is None else now_s)):
+    now_s = time.time() if now_s is None else now_s
+    for line in (*ended_lines(leases), *silent_lines(leases), *vacating_lines(leases), *waiting_lines(leases, now_s)):
         to.print(line)
 
 
@@ -86,6 +87,23 @@ def waiting_lines(
             holders = ", ".join(_mark(lease_id, marks) for lease_id in reason.lease_ids)
             how = _HOW_THEY_ARE_IN_THE_WAY.get(reason.code, "Held by")
             yield f"   {reason.message}{f' {how} {holders}.' if holders else ''}"
+
+
+def ended_lines(leases: Sequence[lease_pb2.Lease]) -> Iterator[str]:
+    """Why each lease that has ended did."""
+    for lease in leases:
+        if lease.state == lease_pb2.LEASE_STATE_RELEASED and lease.end_reason.message:
+            yield f"{lease.lease_id[:SHORT_ID]} has ended. {lease.end_reason.message}"
+
+
+def silent_lines(leases: Sequence[lease_pb2.Lease]) -> Iterator[str]:
+    """What becomes of each lease whose holder fell silent, and what a person can do."""
+    for lease in leases:
+        if not lease.suspect:
+            continue
+        mark = lease.lease_id[:SHORT_ID]
+        keeps = "until all its processes have ended" if lease.processes_visible else "until it has ended its own engine"
+        yield f"{mark} is silent. It keeps its bytes {keeps}; if you know that they have: weighbridge free {mark}"
 
 
 def vacating_lines(leases: Sequence[lease_pb2.Lease], marks: Mapping[str, str] = NO_MARKS) -> Iterator[str]:

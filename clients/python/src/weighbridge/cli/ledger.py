@@ -1,11 +1,13 @@
 """`capacity`, `leases` and `limit`: what the machine can hold, what holds it, and what the person allows."""
 
+from collections.abc import Sequence
+
 import click
 from weighbridge_proto.ledger.v1 import ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.cli.arguments import AUTOMATIC, LimitParam, json_option, machine_option
-from weighbridge.cli.lease_table import print_leases
+from weighbridge.cli.lease_table import SHORT_ID, print_leases
 from weighbridge.cli.output import console, print_json
 from weighbridge.cli.running import open_suite, run_command
 from weighbridge.cli.tables import print_capacity, print_limit
@@ -44,6 +46,47 @@ def leases(include_released: bool, json_output: bool) -> None:
             print_leases(console(), response.leases)
 
     run_command("leases", body, json_output=json_output)
+
+
+@click.command(short_help="Free the bytes of a lease whose processes are gone, on your word.")
+@click.argument("lease")
+@click.option("--yes", is_flag=True, help="Do not ask again.")
+@json_option
+def free(lease: str, yes: bool, json_output: bool) -> None:
+    """Free the bytes of LEASE (its id, or the beginning of it), whose processes are gone.
+
+    A holder that fell silent keeps its bytes until every process of it has ended, because it may still use them. On its
+    own machine the ledger sees that by itself. Of a holder on another machine or in another container it cannot: this
+    is your word for it. It is refused while the ledger sees one of the processes alive.
+    """
+
+    async def body() -> None:
+        async with open_suite() as suite:
+            lease_id = _the_one(lease, [one.lease_id for one in (await suite.leases()).leases])
+            if not yes:
+                click.confirm(f"Have all processes of the lease {lease_id[:SHORT_ID]} ended?", abort=True, err=True)
+            response = await suite.free(lease_id)
+        if json_output:
+            print_json(response)
+        else:
+            console().print(f"{lease_id[:SHORT_ID]} is released. Its bytes are free.")
+
+    run_command("free", body, json_output=json_output)
+
+
+def _the_one(beginning: str, lease_ids: Sequence[str]) -> str:
+    """The lease that is meant.
+
+    Raises:
+        UsageError: none, or several.
+    """
+    meant = [lease_id for lease_id in lease_ids if beginning and lease_id.startswith(beginning)]
+    if beginning in meant:
+        return beginning
+    if len(meant) != 1:
+        text = f"{len(meant)} leases begin" if meant else "no lease begins"
+        raise click.UsageError(f"{text} with {beginning!r}. weighbridge leases shows them.")
+    return meant[0]
 
 
 @click.command(short_help="How much memory models may use: show it, or set it.")
