@@ -17,8 +17,9 @@ from weighbridge_fit.model import MAIN, Model
 from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.plans.sd.launch import FLAGS
 from weighbridge_fit.plans.sd.options import SdRequest
-from weighbridge_fit.plans.sd.profiles import catalogue_ids
-from weighbridge_fit.plans.sd.rendering import SdPlan
+from weighbridge_fit.plans.sd.profiles import Profile, catalogue_ids
+from weighbridge_fit.plans.sd.rendering import SdPlan, rendering_of
+from weighbridge_fit.plans.sd.sizes import SideRange
 from weighbridge_proto.fit.v1 import fit_service_pb2 as pb
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.memory.v1 import requirement_pb2
@@ -278,6 +279,14 @@ async def test_a_plan_tells_of_all_but_the_unets_that_they_were_trained_on_flows
     assert [await flow(named(name)) for name in ("sd-1.5", "sd-turbo", "sdxl-turbo")] == [False] * 3
     assert [await flow(named(name)) for name in ("flux-1-schnell-q4", "krea-2-turbo-q6")] == [True] * 2
     assert not await flow(at(checkpoint))
+
+
+@pytest.mark.parametrize(("architecture", "is_flow"), [("klein", True), ("sd3m", True), ("sd15", False), ("", False)])
+def test_a_size_of_a_family_that_was_not_measured_is_trained_as_the_family_is(architecture: str, is_flow: bool) -> None:
+    told = rendering_of(
+        Model(NOTHING), Profile(512), SideRange((64, 512), (64, 512), 64), architecture, checkpoint=True
+    )
+    assert told.flow == is_flow
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from weighbridge_fit.laws.sd_shapes import ARCHITECTURES
 from weighbridge_fit.model import Model
 from weighbridge_fit.plans.plan import Plan
 from weighbridge_fit.plans.sd.profiles import Profile
 from weighbridge_fit.plans.sd.sizes import SideRange, Tier, tier_size
 
 CHECKPOINT, DIFFUSION_MODEL = "checkpoint", "diffusion-model"
+
+_FLOWS = ("sd3", "flux", "chroma", "klein", "zimage", "qwen", "wan")
+"""How the names of architectures that are trained on flows begin, sizes that nothing was measured of among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,6 @@ class SdPlan(Plan):
 
 def rendering_of(model: Model, profile: Profile, sides: SideRange, architecture: str, *, checkpoint: bool) -> Rendering:
     """How a model is asked for pictures. `checkpoint`: its own file holds every part."""
-    known = ARCHITECTURES.get(architecture) or ARCHITECTURES.get(profile.related_to)
     return Rendering(
         steps=profile.steps,
         guidance=profile.cfg_scale,
@@ -50,6 +51,5 @@ def rendering_of(model: Model, profile: Profile, sides: SideRange, architecture:
         starts_from_source=model.entry.image_to_image if model.entry is not None else None,
         assessed=profile.img2img,
         weights_kind=CHECKPOINT if checkpoint else DIFFUSION_MODEL,
-        # Of those that it knows, sd-server takes all but the UNets for flows.
-        flow=known is not None and not known.unet,
+        flow=architecture.startswith(_FLOWS) or profile.related_to.startswith(_FLOWS),
     )
