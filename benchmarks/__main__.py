@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import render
 
-SUITES = ("headers", "trees", "catalogue", "admission", "book", "recovery", "watching", "chat")
+SUITES = ("headers", "trees", "catalogue", "admission", "book", "recovery", "watching", "chat", "images")
 
 
 def main() -> int:

@@ -164,6 +164,15 @@ def port_of(process: psutil.Process) -> int:
     return int(words[words.index("--listen-port") + 1])
 
 
+def answers(port: int) -> bool:
+    """Whether an sd-server answers there; it loads its model first."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=PATIENCE_S):
+            return True
+    except OSError:
+        return False
+
+
 def ask_directly(port: int, path: str, **body: Any) -> list[bytes]:
     """The pictures of an sd-server, asked as anybody asks it who has no suite."""
     asked = {"prompt": PROMPT, "seed": 7, "steps": 1, "width": SIDE_PX, "height": SIDE_PX, "cfg_scale": 1, **body}
