@@ -165,6 +165,14 @@ def test_the_last_write_of_a_record_counts(store: Store) -> None:
     assert store.load() == Snapshot()
 
 
+def test_a_batch_may_be_larger_than_a_statement(store: Store) -> None:
+    many = [replace(LEASE, lease_id=f"lease-{number}", fence=number) for number in range(1, 1000)]
+    store.commit([PutLease(lease) for lease in many])
+    assert sorted(store.load().leases, key=lambda lease: lease.fence) == many
+    store.commit([DropLease(lease.lease_id) for lease in many[:-1]])
+    assert store.load().leases == (many[-1],)
+
+
 def test_a_batch_whose_answer_was_lost_can_be_sent_again(store: Store) -> None:
     batch = [PutLease(LEASE), PutTicket(TICKET), DropTicket("r1"), PutEnded(ENDED), PutCounter(9), PutWishes(5, True)]
     store.commit([*batch, observed(1, "l1"), observed(2, "l2", peak_bytes=8)])

@@ -132,8 +132,7 @@ def decode_observation(number: int, digest: str, build: str, shape: str, text: s
     )
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+_text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def _claim(claim: Claim) -> list[Any]:
