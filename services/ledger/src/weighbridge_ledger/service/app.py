@@ -1,7 +1,6 @@
 """Puts a ledger together: machine, store, book, servicer."""
 
 import random
-import secrets
 
 import structlog
 from weighbridge_common import processes
@@ -20,15 +19,10 @@ from weighbridge_ledger.service.keeper import Keeper
 from weighbridge_ledger.service.machine_desk import MachineDesk, Probe, Wishes
 from weighbridge_ledger.service.servicer import LedgerServicer
 from weighbridge_ledger.service.sweep import IsAlive, sweep
+from weighbridge_ledger.service.tokens import Tokens
 from weighbridge_ledger.settings import LedgerSettings
 from weighbridge_ledger.store import SqliteStore, Store, StoreError, StoreRefusedError
 from weighbridge_ledger.store.sqlite import DATABASE
-
-ID_BYTES = 16
-"""Lease ids are 128 random bits too, but anybody may see them."""
-
-SECRET_BYTES = 16
-"""128 random bits: the authority over a lease."""
 
 _log = structlog.get_logger(__name__)
 
@@ -108,8 +102,8 @@ async def assemble(
         machine.ceilings(),
         policy,
         home or Home(here.boot_id, here.pid_namespace),
-        new_id=lambda: secrets.token_hex(ID_BYTES),
-        new_secret=lambda: secrets.token_hex(SECRET_BYTES),
+        new_id=Tokens(),
+        new_secret=Tokens(),
         spread=random.random,  # spreads deadlines, protects nothing
         now=clock(),
     )
