@@ -37,6 +37,7 @@ def _behave(driver: Driver, held: Held, *, busy: bool, unpin: bool) -> None:
     if view is None or not view.lease.state.charged:
         return
     if driver.process(held) in driver.world.dead or view.lease.foreign:
+        driver.world.dead |= set(view.lease.processes)
         driver.do(lambda: driver.book.release_by_operator(held.lease_id, lambda _: False, driver.now))
     elif view.lease.state is LeaseState.GRANTED:
         if held.secrets:

@@ -114,7 +114,7 @@ class Driver(RuleBasedStateMachine):
         """A machine of this kind, with nothing on it."""
         self.ceilings = MACHINES[machine]
         self.world = self.world_type(self.ceilings[0], QUICK)
-        self.shadow = Shadow(self.ceilings[0], QUICK)
+        self.shadow = Shadow(self.ceilings[0], QUICK, self.world.dead)
 
     # -- how verbs are sent and judged -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from weighbridge_common.processes import ProcessIdentity
 from weighbridge_ledger.book import (
     HOST,
     Ask,
@@ -25,7 +26,7 @@ from weighbridge_ledger.book import (
 
 from services.ledger.tests.explore.oracle import Beside, Holder, Scene, Waiting, required_of
 from services.ledger.tests.explore.reclaim import Reclaim
-from services.ledger.tests.explore.standing import nobody_waits_in_vain
+from services.ledger.tests.explore.standing import freed_rightly, nobody_waits_in_vain
 
 RANK = {state: rank for rank, state in enumerate(LeaseState)}
 
@@ -46,7 +47,9 @@ class Shadow:
     Time may pass only by `follow`, with `scene.now` set before: then nothing is told late, inside the next verb.
     """
 
-    def __init__(self, ceilings: Ceilings, policy: Policy) -> None:
+    def __init__(self, ceilings: Ceilings, policy: Policy, dead: set[ProcessIdentity]) -> None:
+        self.dead = dead
+        """Processes that have ended, kept up to date by whoever ends them."""
         self.scene = Scene(ceilings, policy)
         self.told: Counter[str] = Counter()
         self._fence = 0
@@ -165,6 +168,11 @@ class Shadow:
                     holder.until = scene.now + self._extended(holder.lease)
                     if holder.vacate_by is not None and not holder.overdue:
                         holder.vacate_by = scene.now + scene.policy.vacate_s
+                elif holder.vacate_by is not None and not holder.overdue:
+                    holder.vacate_by += gap_s
+                if holder.shrink_by is not None:
+                    holder.shrink_by += gap_s
+            self._places = {request: replace(kept, until=kept.until + gap_s) for request, kept in self._places.items()}
 
     def _extended(self, lease: Lease) -> float:
         """A term once more and up to doubled, so that not all end at once; worlds of tests spread by a half."""
@@ -209,7 +217,7 @@ class Shadow:
                     self._resized(lease)
                 case EventKind.RELEASED:
                     self.told[f"RELEASED {event.cause}"] += 1
-                    self._released(lease, event.cause)
+                    self._released(lease, event.cause, lease.lease_id in given_back)
                 case EventKind.RECLAIMING | EventKind.CEILINGS_CHANGED:
                     assert set(event.asked) <= judged, "somebody was asked and did not vacate"
                 case _:
@@ -351,7 +359,7 @@ class Shadow:
             over |= {card: size - charge.on(card) for card, size in observed.devices}
             self.scene.overruns[lease_id] = {pool: size for pool, size in over.items() if size > 0}
 
-    def _released(self, lease: Lease, cause: ReleaseCause | None) -> None:
+    def _released(self, lease: Lease, cause: ReleaseCause | None, given_back: bool) -> None:
         holder = self.scene.holders.pop(lease.lease_id, None)
         self.scene.overruns.pop(lease.lease_id, None)
         self._observed.pop(lease.lease_id, None)
@@ -360,13 +368,10 @@ class Shadow:
             if cause is ReleaseCause.EXCEEDS_CAPACITY:
                 assert self.scene.never_fits(lease), "told that it never fits, though it could"
             self._keep_place(lease, waiter.since, waiter.passes)
-        elif cause is ReleaseCause.FENCED:
-            assert holder.lease.foreign, "nobody saw its processes end"
-            assert self.scene.now >= holder.until + self.scene.policy.grace_s, "its holder has had no time"
-        elif holder.lease.state is LeaseState.GRANTED:
-            if cause is ReleaseCause.NOT_ACTIVATED:
-                assert self.scene.now >= holder.until, "taken back before its time to activate was over"
-            self._keep_place(lease, self.scene.now, 0)
+        else:
+            freed_rightly(self.scene, holder, cause, self.dead, given_back=given_back)
+            if holder.lease.state is LeaseState.GRANTED:
+                self._keep_place(lease, self.scene.now, 0)
 
     def _keep_place(self, lease: Lease, since: float, passes: int) -> None:
         if lease.request_id:

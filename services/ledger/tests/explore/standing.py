@@ -1,10 +1,12 @@
-"""What holds while nothing happens: everybody who waits has to, and whoever can be asked for them was asked."""
+"""What must have happened, and what must not: everybody who waits has to, whoever can be asked for them was asked, and
+nobody's bytes were freed before their time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
-from weighbridge_ledger.book import Claim
+from weighbridge_common.processes import ProcessIdentity
+from weighbridge_ledger.book import Claim, LeaseState, ReleaseCause
 
-from services.ledger.tests.explore.oracle import Scene, Waiting
+from services.ledger.tests.explore.oracle import Holder, Scene, Waiting
 from services.ledger.tests.explore.reclaim import Reclaim, asks_first
 
 
@@ -24,6 +26,40 @@ def nobody_waits_in_vain(scene: Scene, aims: Mapping[str, Claim]) -> None:
             _waits_for_nobody_in_use(scene, waiter)
     for waiter in asks_first(scene):
         _has_asked(scene, waiter)
+
+
+def freed_rightly(
+    scene: Scene, holder: Holder, cause: ReleaseCause | None, dead: Set[ProcessIdentity], *, given_back: bool
+) -> None:
+    """Bytes are free when nobody can use them any more, and not because somebody is silent (rules 6, 10, 12, 13).
+
+    Args:
+        scene: without the lease.
+        holder: as it was before.
+        cause: why it ended, as was told.
+        dead: every process that has ended.
+        given_back: whether its holder gave it back in the same verb.
+    """
+    lease = holder.lease
+    match cause:
+        case ReleaseCause.FENCED:
+            assert lease.foreign, "its processes can be seen, and nobody saw them end"
+            assert scene.now >= holder.until + scene.policy.grace_s, "its holder has had no time to end its engine"
+        case ReleaseCause.NOT_ACTIVATED:
+            assert lease.state is LeaseState.GRANTED
+            assert scene.now >= holder.until, "taken back before its time to activate was over"
+        case ReleaseCause.CANCELLED:
+            assert lease.state is LeaseState.GRANTED, "an active lease ended with its stream"
+        case ReleaseCause.HOLDER:
+            assert given_back, "nobody gave it back"
+            assert dead >= set(lease.engines), "given back under a living engine"
+        case ReleaseCause.PROCESSES_DEAD:
+            leaving = lease.state is LeaseState.VACATING and lease.engines
+            assert dead >= set(lease.engines if leaving else lease.processes), "a process of it lives"
+        case ReleaseCause.OPERATOR:
+            assert lease.foreign or dead >= set(lease.processes), "an operator ended it under a living process"
+        case _:
+            raise AssertionError(f"ended for no reason that there is: {cause}")
 
 
 def _aims_well(scene: Scene, waiter: Waiting, kept: Claim | None) -> None:
