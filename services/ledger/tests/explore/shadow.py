@@ -420,7 +420,7 @@ class Shadow:
             waiter.passes = theirs.passes
             assert theirs.passes <= scene.policy.protect_passes, f"overtaken too often: {theirs}"
             assert theirs.since == waiter.since
-            assert theirs.level == scene.level(waiter)
+            assert theirs.level == scene.level(waiter), f"level of {theirs}"
         order = [waiter.lease.lease_id for waiter in scene.in_order()]
         assert [waiter.lease.lease_id for waiter in book._queue] == order
         nobody_waits_in_vain(scene, self._aims)
