@@ -12,6 +12,7 @@ A service's ``__main__`` is::
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+
+NEW_OBJECTS_PER_COLLECTION = 10_000
+"""Python's own 700 are a dozen calls."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -245,6 +249,7 @@ async def _start_and_stop(
         _log.info("stopped_while_starting")
         return
     running = starting.result()
+    _leave_to_itself_what_stays()
     _log.info("serving", target=running.target, services=running.context.service_names)
     received = await signals.get()
     _log.info("stopping", signal=received.name, grace_s=settings.grace_s)
@@ -252,6 +257,14 @@ async def _start_and_stop(
         _log.info("stopped")
     else:
         _log.warning("stopped_at_once")
+
+
+def _leave_to_itself_what_stays() -> None:
+    """What a service is made of is no garbage until its end: looking through it again and again, and through what calls
+    in flight hold, took a seventh of the processor time of an admission (50 of 340 µs, November 2026), and pauses."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
 
 
 async def _before_signal(work: asyncio.Task[Any], signals: asyncio.Queue[signal.Signals]) -> bool:
