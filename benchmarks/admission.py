@@ -10,7 +10,7 @@ from pathlib import Path
 
 from google.protobuf import empty_pb2
 
-from benchmarks.ledger_client import Client, connected, running
+from benchmarks.ledger_client import Client, connected, new_request, running
 from benchmarks.measure import Comparison
 
 ROUNDS = 1000
@@ -41,16 +41,17 @@ async def _one_at_a_time(client: Client, scratch: Path) -> _Times:
     with (scratch / "raw").open("wb", buffering=0) as raw:
         for number in range(-WARMUP, ROUNDS):
             # Before either of the two a call that the ledger answers: neither finds the server colder.
+            request = new_request()
             await client.until_nothing_is_leased()
             start = time.perf_counter()
-            call, _ = await client.admit()
+            call, _ = await client.admit(request)
             admission_ms = (time.perf_counter() - start) * 1e3
             # Ends the stream, which frees the grant: done before anything else is timed.
             call.cancel()
+            nothing = empty_pb2.Empty()
             await client.until_nothing_is_leased()
-
             start = time.perf_counter()
-            stream = client.floor.empty_stream(empty_pb2.Empty())
+            stream = client.floor.empty_stream(nothing)
             await stream.read()
             stream_ms = (time.perf_counter() - start) * 1e3
             await stream.read()

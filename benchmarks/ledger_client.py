@@ -67,6 +67,16 @@ def running() -> Iterator[tuple[str, Path]]:
             server.wait(timeout=PATIENCE_S)
 
 
+def new_request() -> ledger_service_pb2.AdmitRequest:
+    """A claim that no other call has made."""
+    return ledger_service_pb2.AdmitRequest(
+        request_id=f"benchmark-{next(_numbers)}",
+        holder=lease_pb2.Holder(name="benchmark", process=_ME_MESSAGE),
+        purpose=lease_pb2.Purpose(engine_kind="mlx", model_name="benchmark"),
+        claim=requirement_pb2.Claim(host_bytes=CLAIM_BYTES),
+    )
+
+
 class Client:
     """One connection to the ledger."""
 
@@ -74,16 +84,11 @@ class Client:
         self.ledger = ledger_service_pb2_grpc.LedgerServiceStub(channel)
         self.floor = FloorStub(channel)
 
-    async def admit(self) -> tuple[grpc.aio.UnaryStreamCall, ledger_service_pb2.AdmitGranted]:
+    async def admit(
+        self, request: ledger_service_pb2.AdmitRequest | None = None
+    ) -> tuple[grpc.aio.UnaryStreamCall, ledger_service_pb2.AdmitGranted]:
         """An open Admit call and its grant, which is on disk. Cancelling the call frees it."""
-        call = self.ledger.Admit(
-            ledger_service_pb2.AdmitRequest(
-                request_id=f"benchmark-{next(_numbers)}",
-                holder=lease_pb2.Holder(name="benchmark", process=_ME_MESSAGE),
-                purpose=lease_pb2.Purpose(engine_kind="mlx", model_name="benchmark"),
-                claim=requirement_pb2.Claim(host_bytes=CLAIM_BYTES),
-            )
-        )
+        call = self.ledger.Admit(request or new_request())
         answer = await call.read()
         assert answer.HasField("granted")
         return call, answer.granted
