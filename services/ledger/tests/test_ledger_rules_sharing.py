@@ -317,3 +317,15 @@ def test_optional_bytes_stay_beneath_the_holder_s_limit(new_world) -> None:
     world = new_world(10, POLICY)
     lease_id = enter(world, Claim(4, optional_host_bytes=6), memory_limit_bytes=6)
     assert charge(world, lease_id).host_bytes == 6
+
+
+def test_a_lease_that_was_asked_for_optional_bytes_is_still_asked_to_go_for_its_replacement(new_world) -> None:
+    world = new_world(6, POLICY)
+    old = enter(world, Claim(1, optional_host_bytes=2))
+    enter(world, Claim(1), 2)
+    waiter = enter(world, Claim(4), 3)  # for which the optional bytes are asked back
+    assert world.book.view(old).shrink is not None
+    world.book.begin_use(old, world.secret(old), "", world.now)
+    new = enter(world, Claim(4), replaces=credential(world, old), priority=2)
+    assert (world.state(waiter), world.state(new)) == (LeaseState.QUEUED, LeaseState.QUEUED)
+    assert world.state(old) is LeaseState.VACATING

@@ -253,3 +253,25 @@ def test_a_ledger_that_stood_still_extends_terms_before_anything_expires(new_wor
     world.stand_still(3600)
     assert world.book.renew(a, secret, None, world.now).lease.state is ACTIVE
     assert world.state(granted.lease_id) is GRANTED
+
+
+def test_a_standstill_gives_those_who_were_asked_to_vacate_as_much_time_again(new_world) -> None:
+    """Their terms are long, and so not begun anew: but they could not be heard either."""
+    world = new_world(4)
+    lease_id, _ = world.active(4, 1, 2, term_s=600)
+    world.book.release(lease_id, world.secret(lease_id), world.is_alive, world.now)
+    world.drain()
+    world.stand_still(40)
+    world.book.tick(world.now)
+    view = world.book.view(lease_id)
+    assert (view.overdue, view.vacate_deadline) == (False, 70.0)
+
+
+def test_a_retry_by_another_process_is_held_to_its_own_limit(new_world) -> None:
+    world = new_world(8)
+    world.active(6, 1, term_s=600)
+    world.admit(6, 2, "request")
+    assert world.refused(lambda: world.admit(6, 3, "request", memory_limit_bytes=2)) == "CLAIM_EXCEEDS_CAPACITY"
+    granted = world.admit(2, 4, "other")
+    assert world.refused(lambda: world.admit(2, 5, "other", memory_limit_bytes=1)) == "CLAIM_EXCEEDS_CAPACITY"
+    assert world.book.view(granted.lease.lease_id).lease.holder == world.process(4)

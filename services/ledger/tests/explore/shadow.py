@@ -140,7 +140,11 @@ class Shadow:
             waited_s = min(now - waiter.since, scene.policy.max_wait_s)
             self._keep_place(waiter.lease, now - waited_s, waiter.passes)
         self._places = {
-            request: replace(kept, until=now + scene.policy.ticket_s)
+            request: replace(
+                kept,
+                since=now - min(now - kept.since, scene.policy.max_wait_s),
+                until=now + scene.policy.ticket_s,
+            )
             for request, kept in self._places.items()
             if now < kept.until
         }
@@ -172,7 +176,6 @@ class Shadow:
                     holder.vacate_by += gap_s
                 if holder.shrink_by is not None:
                     holder.shrink_by += gap_s
-            self._places = {request: replace(kept, until=kept.until + gap_s) for request, kept in self._places.items()}
 
     def _extended(self, lease: Lease) -> float:
         """A term once more and up to doubled, so that not all end at once; worlds of tests spread by a half."""
@@ -419,7 +422,7 @@ class Shadow:
             assert waiter.passes <= theirs.passes <= self._passes_at_most.get(one, waiter.passes), f"passes of {theirs}"
             waiter.passes = theirs.passes
             assert theirs.passes <= scene.policy.protect_passes, f"overtaken too often: {theirs}"
-            assert theirs.since == waiter.since
+            assert theirs.since == waiter.since, f"waits since {waiter.since}, not {theirs.since}: {theirs}"
             assert theirs.level == scene.level(waiter), f"level of {theirs}"
         order = [waiter.lease.lease_id for waiter in scene.in_order()]
         assert [waiter.lease.lease_id for waiter in book._queue] == order

@@ -6,7 +6,7 @@ from typing import NoReturn
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
-from weighbridge_ledger.book.charging import NOTHING_USED, pools_wanted, price
+from weighbridge_ledger.book.charging import HOLDER, NOTHING_USED, pools_wanted, price
 from weighbridge_ledger.book.core import _ticket_of
 from weighbridge_ledger.book.entries import Entry, Place
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
@@ -157,8 +157,11 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
 
     def _take_over_waiting(self, waiter: Waiter, ask: Ask, now: Moment) -> Admission:
         """The retry waits in the old one's place; the old call no longer cancels anything."""
+        if ask.memory_limit_bytes != waiter.lease.memory_limit_bytes:
+            self._check_static(ask)
         waiter.stream = next(self._streams)
         waiter.lease = self._with_holder(waiter.lease, ask)
+        self._set_target(waiter, waiter.claim)  # its holder's own limit counts, and may be another one
         waiter.deadline = now.monotonic + self._wait_s(ask)
         self._schedule_waiter(waiter, now)
         return Admission(waiter.lease, waiter.stream)
@@ -173,6 +176,8 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
             )
         if entry.lease.state is LeaseState.GRANTED:
             if not same_process:
+                if 0 < ask.memory_limit_bytes < entry.lease.charge.host_bytes:
+                    raise _exceeds_holder(entry.lease.charge.host_bytes, ask.memory_limit_bytes)
                 # The same secret for both: the late Release of the first would free what the second holds (S).
                 entry.lease = self._with_holder(entry.lease, ask)
                 self._renew_secret(entry)
@@ -195,7 +200,13 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         return Admission(entry.lease, entry.stream)
 
     def _with_holder(self, lease: Lease, ask: Ask) -> Lease:
-        return changed(lease, holder=ask.holder, holder_name=ask.holder_name, foreign=not self._home.sees(ask.holder))
+        return changed(
+            lease,
+            holder=ask.holder,
+            holder_name=ask.holder_name,
+            memory_limit_bytes=ask.memory_limit_bytes,
+            foreign=not self._home.sees(ask.holder),
+        )
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
@@ -385,12 +396,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         alone = price(empty, self._ceilings, NO_EXTERNAL, NOTHING_USED)
         host_bytes = alone.host_bytes if isinstance(alone, Charge) else claim.host_bytes
         if 0 < limit < host_bytes:
-            raise Refused(
-                Reason.CLAIM_EXCEEDS_CAPACITY,
-                f"It needs {format_gib(host_bytes)} of host memory, and the holder's own limit is {format_gib(limit)}.",
-                metadata=_figures(host_bytes, limit),
-                missing=(("holder", f"{format_gib(host_bytes - limit)} missing"),),
-            )
+            raise _exceeds_holder(host_bytes, limit)
         if isinstance(alone, Shortage):
             self._exceeds(empty, alone)
 
@@ -420,6 +426,15 @@ def _check_same_claim(ask: Ask, before: Claim) -> None:
             "This request id belongs to a claim for other bytes. Give each claim an id of its own.",
             metadata={"request_id": ask.request_id},
         )
+
+
+def _exceeds_holder(host_bytes: int, limit: int) -> Refused:
+    return Refused(
+        Reason.CLAIM_EXCEEDS_CAPACITY,
+        f"It needs {format_gib(host_bytes)} of host memory, and the holder's own limit is {format_gib(limit)}.",
+        metadata=_figures(host_bytes, limit),
+        missing=((HOLDER, f"{format_gib(host_bytes - limit)} missing"),),
+    )
 
 
 def _figures(need: int, allowed: int) -> dict[str, str]:

@@ -116,11 +116,11 @@ class ReclaimCore(BookCore):
 
     def _ask_replaced(self, waiter: Waiter, now: Moment) -> None:
         """The lease that a waiter replaces is its willing victim, and asked last: when nothing else is missing."""
-        replaced = self._replaced(waiter)
-        if replaced is None:
+        if self._replaced(waiter) is None:
             return
         without = self._usage.copy()
-        without.remove(replaced)
+        # All of it, also optional bytes that it was asked for: with the lease they go.
+        without.remove(self._entries[waiter.replaces].lease.charge)
         if self._would_fit(waiter, waiter.claim, without, self._external):
             self._ask(waiter, (waiter.replaces,), now)
 

@@ -70,6 +70,12 @@ def waits_text(claim: Claim, shortage: Shortage, ceilings: Ceilings, external: E
             return (
                 f"Programs outside the ledger hold {missing} {where} that it needs. It waits until they give that back."
             )
+        case "LIMIT" if ceilings.limit_bytes is None:
+            # More is charged than the cards that are left can hold: one of them is gone.
+            return (
+                f"{missing} must be given back first: other models hold {format_gib(usage.total_bytes)} of the "
+                f"{format_gib(ceilings.total_bytes)} that this machine has left for models in all."
+            )
         case "LIMIT":
             return (
                 f"{missing} must be given back first: other models hold {format_gib(usage.total_bytes)} of the "

@@ -3,7 +3,7 @@
 from heapq import heappop
 from math import floor
 
-from weighbridge_ledger.book.entries import Entry
+from weighbridge_ledger.book.entries import Entry, Shrink
 from weighbridge_ledger.book.events import EventKind, ReleaseCause
 from weighbridge_ledger.book.queue import Waiter
 from weighbridge_ledger.book.settling import SettlingCore
@@ -100,6 +100,10 @@ class TimedCore(SettlingCore):
             usual = self._policy.activate_by_s if entry.lease.state is LeaseState.GRANTED else entry.lease.term_s
             if gap > usual / 2:
                 self._extend(entry, now)
+            elif entry.vacate_deadline is not None and not entry.overdue:
+                entry.vacate_deadline += gap  # nobody could hear that it was asked, or that it had gone
+            if entry.shrink is not None:
+                entry.shrink = Shrink(entry.shrink.optional_bytes, entry.shrink.deadline + gap)
         for waiter in self._queue:
             waiter.deadline += gap
             # Its reclaim is in flight for as long as those who were asked now have.
