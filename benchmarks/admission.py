@@ -7,11 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf import empty_pb2
 
 from benchmarks.ledger_client import Client, connected, new_request, running
 from benchmarks.measure import Comparison
+
+T = TypeVar("T")
 
 ROUNDS = 1000
 WARMUP = 50
@@ -20,8 +23,8 @@ ROUNDS_PER_LIFE = 4
 
 CLIENTS = 32
 BURST = 640
-"""Calls of one burst, of all clients together: some 20 each."""
-BURSTS = 9
+"""Calls of one burst, of all clients together: 20 each."""
+BURSTS = 11
 
 
 @dataclass
@@ -73,25 +76,35 @@ async def _one_at_a_time(client: Client, scratch: Path) -> _Times:
     return times
 
 
-async def per_second(clients: Sequence[Client], work: Callable[[Client], Awaitable[None]], times: int) -> float:
-    """How often `work` ends in a second while each client has one in flight, over so many times in all."""
+async def per_second(
+    clients: Sequence[Client], work: Callable[[Client, T], Awaitable[None]], new: Callable[[], T], times: int
+) -> float:
+    """How often `work` ends in a second while each client has one in flight, over so many times in all.
 
-    async def one(client: Client) -> None:
-        for _ in range(times // len(clients)):
-            await work(client)
+    Args:
+        clients: who works.
+        work: one call.
+        new: what it sends, made before the time begins.
+        times: calls of all clients together.
+    """
 
+    async def one(client: Client, requests: Sequence[T]) -> None:
+        for request in requests:
+            await work(client, request)
+
+    parts = [[new() for _ in range(times // len(clients))] for _ in clients]
     start = time.perf_counter()
-    await asyncio.gather(*map(one, clients))
+    await asyncio.gather(*map(one, clients, parts))
     return times / (time.perf_counter() - start)
 
 
 async def _all_at_once(clients: Sequence[Client]) -> tuple[list[float], list[float]]:
-    """Admissions and empty streams in a second, burst by burst in turn."""
+    """Admissions in a second, each given back before its client asks again, and empty streams, in turn."""
     admissions, streams = [], []
     for number in range(-1, BURSTS):
-        admitted = await per_second(clients, Client.admit_and_leave, BURST)
+        admitted = await per_second(clients, Client.admit_and_leave, new_request, BURST)
         await clients[0].until_nothing_is_leased()
-        streamed = await per_second(clients, Client.read_empty_stream, BURST)
+        streamed = await per_second(clients, Client.read_empty_stream, empty_pb2.Empty, BURST)
         if number >= 0:
             admissions.append(admitted)
             streams.append(streamed)

@@ -93,9 +93,9 @@ class Client:
         assert answer.HasField("granted")
         return call, answer.granted
 
-    async def admit_and_leave(self) -> None:
+    async def admit_and_leave(self, request: ledger_service_pb2.AdmitRequest | None = None) -> None:
         """An admission, given back by ending its call."""
-        call, _ = await self.admit()
+        call, _ = await self.admit(request)
         call.cancel()
 
     async def live(self) -> None:
@@ -107,9 +107,9 @@ class Client:
         )
         await self.ledger.ReleaseLease(ledger_service_pb2.ReleaseLeaseRequest(lease_id=lease_id, secret=secret))
 
-    async def read_empty_stream(self) -> None:
+    async def read_empty_stream(self, request: empty_pb2.Empty) -> None:
         """The empty stream's one message and its end."""
-        stream = self.floor.empty_stream(empty_pb2.Empty())
+        stream = self.floor.empty_stream(request)
         assert await stream.read() is not grpc.aio.EOF
         assert await stream.read() is grpc.aio.EOF
 

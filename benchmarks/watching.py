@@ -7,19 +7,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass, field
 
 import grpc
-from google.protobuf import wrappers_pb2
+from google.protobuf import empty_pb2, wrappers_pb2
 from weighbridge_proto.ledger.v1 import ledger_service_pb2
 
 from benchmarks.admission import CLIENTS, per_second
 from benchmarks.floor import REPEATS
-from benchmarks.ledger_client import Client, connected, running
+from benchmarks.ledger_client import Client, connected, new_request, running
 from benchmarks.measure import Comparison
 
 WATCHERS = 100
 ROUNDS = 7
 CHANGES = 100
 """Changes of one round: half as many admissions, each granted and given back."""
-ADMISSIONS_UNDER_LOAD = 1280
+ADMISSIONS = 1280
+EMPTY_STREAMS = 4 * ADMISSIONS
+"""As many as take about as long."""
 
 
 @dataclass
@@ -134,10 +136,11 @@ async def _measure(target: str) -> _Figures:
                 figures.floor_us.append(floor)
         async with connected(target, CLIENTS) as clients, _watching(others) as watchers:
             figures.floor_lags_ms = await _lags_ms(
-                changer, lambda: per_second(clients, Client.read_empty_stream, ADMISSIONS_UNDER_LOAD)
+                changer,
+                lambda: per_second(clients, Client.read_empty_stream, empty_pb2.Empty, EMPTY_STREAMS),
             )
             figures.lags_ms = await _lags_ms(
-                changer, lambda: per_second(clients, Client.admit_and_leave, ADMISSIONS_UNDER_LOAD)
+                changer, lambda: per_second(clients, Client.admit_and_leave, new_request, ADMISSIONS)
             )
             last = max(watcher.revision for watcher in watchers)
             await asyncio.gather(*(watcher.reach(last) for watcher in watchers))
