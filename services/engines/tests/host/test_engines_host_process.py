@@ -128,11 +128,10 @@ def run_main(*arguments, **environ):
     )
 
 
-@pytest.mark.parametrize(("kind", "words"), [("sd", "stable-diffusion"), ("ds4", "DeepSeek")])
-def test_kinds_of_later_versions_say_so(kind, words):
-    result = run_main(kind)
+def test_kinds_of_later_versions_say_so():
+    result = run_main("ds4")
     assert result.returncode == 2
-    assert words in result.stderr
+    assert "DeepSeek" in result.stderr
     assert "not available in this version" in result.stderr
 
 
