@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import grpc
-import pytest
 from host_fakes import Suite, eventually, failure_of, kinds, process_exists, until_event
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.engines.v1 import chat_service_pb2_grpc, engine_service_pb2_grpc
