@@ -69,6 +69,7 @@ class ImageFit(fit_service_pb2_grpc.FitServiceServicer):
             shape=f"{width}x{height};sources={asked.source_images};references={asked.reference_images}",
             resolved_path=f"/models/{name.removeprefix('also-')}",
         )
+        plan.options.sd.parts.clear()  # fit tells them by their digests alone
         plan.workload.image.CopyFrom(asked)
         plan.workload.image.width_px, plan.workload.image.height_px = width, height
         if asked.reference_images and name != "references":
