@@ -18,6 +18,10 @@ KEEPALIVE_TIMEOUT_MS = 10_000
 RECONNECT_MS = (100, 1_000)
 """First and longest wait between attempts to connect: services of one machine restart within a second."""
 
+CONNECT_MS = 5_000
+"""How long one attempt may take (gRPC takes its least time between attempts for that too). At 100 ms, clients of a busy
+machine gave up on services that were about to answer."""
+
 MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -31,7 +35,7 @@ MESSAGE_OPTIONS: tuple[tuple[str, int], ...] = (
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *MESSAGE_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
-    ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
     # A proxy for the outside world must not be asked for a service of this machine or of this container network.
     ("grpc.enable_http_proxy", 0),
