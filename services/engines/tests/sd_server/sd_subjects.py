@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -90,13 +89,13 @@ class Server:
         environ = os.environ | {"MALLOC_ARENA_MAX": "1", "GGML_NO_BACKTRACE": "1"}
         environ["DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"] = str(library)
 
-        def limit() -> None:
-            if limit_bytes and sys.platform != "darwin":
-                resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
-
+        # Limits by a shell, not between fork and exec: gRPC's threads of this process do not survive a fork.
+        limits = "ulimit -c 0"
+        if limit_bytes and sys.platform != "darwin":
+            limits += f"; ulimit -v {limit_bytes // 1024}"
         self.process = subprocess.Popen(
-            [program, *arguments, "--listen-port", str(port)],
-            env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit,
+            ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh", program, *arguments, "--listen-port", str(port)],
+            env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._pumps = [
             threading.Thread(target=self._pump, args=(stream, from_stderr), daemon=True)
