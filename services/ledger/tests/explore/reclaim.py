@@ -133,15 +133,28 @@ class Reclaim:
         return f"{sorted(to_ask)} could be asked, and were not" if to_ask else None
 
 
+def may_ask_first(scene: Scene, waiter: Waiting) -> bool:
+    """Whether a waiter may ask on some cards, while others who take any card may still aim elsewhere (rule 18)."""
+    served: set[str] = set()
+    for other in scene.ahead_of(waiter):
+        if not other.lease.claim.floating and scene.hold_on(other.target) is None:
+            served |= _places(scene, other.target)
+    return any(served.isdisjoint(_places(scene, aim)) for aim in scene.aims(waiter))
+
+
+def _places(scene: Scene, target: Claim) -> set[str]:
+    """Where a claim on named cards competes with others."""
+    limited = {"everywhere"} if scene.ceilings.limit_bytes is not None else set()
+    return scene.pools(target) | scene.devices(target) | limited
+
+
 def asks_first(scene: Scene) -> Iterator[Waiting]:
     """The waiters that may ask: the first in each of their pools, of those whose devices are well (rule 18)."""
     served: set[str] = set()
     for waiter in scene.in_order():
         if scene.hold_on(waiter.target) is not None:
             continue
-        places = scene.pools(waiter.target) | scene.devices(waiter.target)
-        if scene.ceilings.limit_bytes is not None:
-            places.add("everywhere")
+        places = _places(scene, waiter.target)
         if served.isdisjoint(places) and not scene.must_wait_its_turn(waiter.lease.claim):
             yield waiter
         served |= places

@@ -25,7 +25,7 @@ from weighbridge_ledger.book import (
 )
 
 from services.ledger.tests.explore.oracle import Beside, Holder, Scene, Waiting, required_of
-from services.ledger.tests.explore.reclaim import Reclaim
+from services.ledger.tests.explore.reclaim import Reclaim, may_ask_first
 from services.ledger.tests.explore.standing import freed_rightly, nobody_waits_in_vain
 
 RANK = {state: rank for rank, state in enumerate(LeaseState)}
@@ -176,6 +176,11 @@ class Shadow:
                     holder.vacate_by += gap_s
                 if holder.shrink_by is not None:
                     holder.shrink_by += gap_s
+            for waiter in scene.waiting.values():
+                asked = (scene.holders[one] for one in waiter.asked if one in scene.holders)
+                waiter.asked_until = max(
+                    [waiter.asked_until, *(holder.vacate_by for holder in asked if holder.vacate_by is not None)]
+                )
 
     def _extended(self, lease: Lease) -> float:
         """A term once more and up to doubled, so that not all end at once; worlds of tests spread by a half."""
@@ -308,6 +313,7 @@ class Shadow:
         scene, waiter = self.scene, self.scene.waiting[reclaim.lease.lease_id]
         aims = scene.aims(waiter)
         assert all(scene.hold_on(aim) for aim in aims) is False, "nobody is asked for who may not be loaded anyway"
+        assert may_ask_first(scene, waiter), f"another claim comes first, wherever it aims: {waiter}"
         if reclaim.asked == (waiter.replaces,):
             without = scene.beside([waiter.replaces])
             assert any(scene.place(waiter.lease, aim, without) for aim in aims), "something else is missing too"

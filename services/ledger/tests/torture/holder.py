@@ -25,7 +25,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
 from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 from weighbridge_proto.memory.v1 import requirement_pb2
 
-from services.ledger.tests.torture.quick_ledger import TERM_S
+from services.ledger.tests.torture.quick_ledger import GRACE_S, TERM_S
 from services.ledger.tests.torture.table import CARDS, ROWS, Row, Table
 
 GIB = 2**30
@@ -78,11 +78,14 @@ class Held:
     """What its engine uses: never more than the charge."""
     engine: subprocess.Popen[bytes] | None = None
     engine_identity: ProcessIdentity | None = None
+    recorded: bool = False
+    """Whether the ledger knows of an engine that lives."""
     secrets_before: list[str] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)
     renewed: float = 0.0
     """When the last renewal that was answered had been sent."""
     sent: deque[float] = field(default_factory=deque)
+    fencing: bool = False
     over: bool = False
     """Its end was sent: whatever is said of it now is right."""
     verbs: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -106,6 +109,7 @@ class Holder:
         self.beats: grpc.aio.StreamStreamCall | None = None
         self.reading: asyncio.Task[None] | None = None
         self.beating = asyncio.Lock()
+        self.silent_until = 0.0
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- what is noted ---------------------------------------------------------------------------------------------
@@ -190,6 +194,7 @@ class Holder:
                 self._end_engine(held)
                 self._start(self._give_back(held))
                 raise
+            held.recorded = True
             self._allocate(held)
         if (found := self.table.double_use()) is not None:
             raise FaultError(f"double use: {found}")
@@ -291,6 +296,7 @@ class Holder:
             # An engine of another pid namespace cannot be seen: its holder is believed, so it ends first (rule 13).
             if not self.foreign and self.dice.random() < 0.3:
                 await self._release(held)
+                await asyncio.sleep(self.dice.random() / 2)
                 self._end_engine(held)
             else:
                 self._end_engine(held)
@@ -302,7 +308,10 @@ class Holder:
         while True:
             request = pb.ReleaseLeaseRequest(lease_id=held.lease_id, secret=held.secret)
             try:
-                await self._verb("release", self.stub.ReleaseLease(request, timeout=PATIENCE_S))
+                response = await self._verb("release", self.stub.ReleaseLease(request, timeout=PATIENCE_S))
+                assert isinstance(response, pb.ReleaseLeaseResponse)
+                if held.recorded and not self.foreign and response.lease.state != lease_pb2.LEASE_STATE_VACATING:
+                    raise FaultError("bytes were freed under a living engine")
                 return
             except grpc.aio.AioRpcError as error:
                 if RpcFailure.from_rpc_error(error).code.name not in PASSING:
@@ -318,6 +327,7 @@ class Holder:
             held.engine.kill()
             held.engine.wait()
             held.engine = None
+            held.recorded = False
 
     def _forget(self, held: Held) -> None:
         held.over = True
@@ -356,13 +366,22 @@ class Holder:
             await asyncio.sleep(BEAT_S)
 
     async def _beat_once(self) -> None:
+        if self.foreign and self.dice.random() < 0.1:
+            # Its machine is cut off for longer than its term.
+            self.silent_until = time.monotonic() + TERM_S + 1
         for held in [held for held in self.held if not held.over]:
             if self.foreign and time.monotonic() - held.renewed > TERM_S:
-                # Nobody can see whether it lives: it fences itself (rule 12).
-                self._end_engine(held)
-                self._start(self._give_back(held))
-            else:
+                self._start(self._fence(held))
+            elif time.monotonic() >= self.silent_until:
                 await self._beat(held)
+
+    async def _fence(self, held: Held) -> None:
+        """Nobody can see whether it lives: it ends its engine by itself, which takes a while (rule 12)."""
+        if not held.fencing:
+            held.fencing = True
+            await asyncio.sleep(self.dice.random() * GRACE_S / 2)
+            self._end_engine(held)
+            await self._give_back(held)
 
     async def _beat(self, held: Held, *, load_complete: bool = False) -> None:
         """Renew one lease, over a stream that is opened again when it is lost."""
