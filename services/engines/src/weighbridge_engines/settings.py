@@ -18,11 +18,18 @@ class EngineSettings(ServiceSettings):
     )  # fmt: skip
     start_timeout_s: float = Field(
         default=600.0, gt=0, le=86400,
-        description="Seconds from the start of the engine's process until its model must be ready.",
+        description=(
+            "Seconds from the start of the engine's process until its model must be ready. An engine for very large "
+            "models takes longer, unless this is set."
+        ),
     )  # fmt: skip
     stop_grace_s: float = Field(
-        default=3.0, ge=0, le=120, description="Seconds between asking the engine's process to end and killing it."
-    )
+        default=3.0, ge=0, le=120,
+        description=(
+            "Seconds between asking the engine's process to end and killing it. The ds4 engine has 30 to save its "
+            "cache, unless this is set."
+        ),
+    )  # fmt: skip
     queue_limit: int = Field(
         default=64, ge=0, le=4096,
         description="Requests that may wait for the engine beside those it serves; more are refused.",

@@ -160,6 +160,8 @@ class FakeImageKind:
     does_chat = False
     does_images = True
     exclusive = True
+    least_start_timeout_s = 0.0
+    least_stop_grace_s = 0.0
 
     def __init__(self, clock):
         self.clock = clock

@@ -83,6 +83,38 @@ async def test_stop_asks_first_and_then_kills(tmp_path):
     assert await deaf.stop(0.1) == facts  # again
 
 
+async def test_a_second_sigterm_comes_before_the_kill_where_the_engine_needs_one(tmp_path):
+    """ds4 finishes what it computes on the first, however long, and gives it up on the second."""
+    twice = textwrap.dedent(
+        """
+        import signal, time
+        heard = []
+        def hear(*_):
+            heard.append(1)
+            if len(heard) == 2:
+                raise SystemExit(130)
+        signal.signal(signal.SIGTERM, hear)
+        print('up', flush=True)
+        while True:
+            time.sleep(0.01)
+        """
+    )
+    child, _ = await started(twice, tmp_path, second_term_after_s=0.05)
+    assert (await child.stop(30)).exit_code == 130
+    child, _ = await started(twice, tmp_path)
+    assert (await child.stop(0.2)).signal_number == signal.SIGKILL  # one alone does not end it
+    deaf, _ = await started(DEAF, tmp_path, second_term_after_s=0.05)
+    assert (await deaf.stop(0.1)).signal_number == signal.SIGKILL
+
+
+async def test_a_stop_that_was_given_up_goes_on_with_the_second_sigterm(tmp_path):
+    child, _ = await started(DEAF, tmp_path, second_term_after_s=60.0)
+    stopping = asyncio.create_task(child.stop(100))
+    await eventually(lambda: child._asked)
+    stopping.cancel()
+    assert (await child.stop(0.1)).signal_number == signal.SIGKILL  # too short for a second one
+
+
 async def test_an_end_keeps_its_exit_code_or_signal(tmp_path):
     child = await spawn(python("raise SystemExit(7)", tmp_path), RingLog())
     child.open_gate()

@@ -32,6 +32,23 @@ class EngineLostError(Exception):
     """A call to the engine broke off without a word of the engine's: it is gone, or the connection to it was closed."""
 
 
+class EngineBrokenError(Exception):
+    """The engine answers and can serve no more: its process is to be ended. The text says what was seen."""
+
+
+@dataclass(frozen=True)
+class MemoryAnnounced:
+    """What an engine says, while it loads, that it will hold.
+
+    Its lease is raised to that where it is more than was granted; if it cannot be, the engine is ended (OUT_OF_GRANT).
+
+    Attributes:
+        total_bytes: on whichever place the plan puts the model: its device, else the host.
+    """
+
+    total_bytes: int
+
+
 class Runtime(Protocol):
     """A started engine process, as the host talks to it."""
 
@@ -43,7 +60,7 @@ class Runtime(Protocol):
         """Whether it still answers, however busy it is. May raise: that means no."""
         ...
 
-    def load(self, plan: fit_pb.PlanModelResponse) -> AsyncGenerator[engine_pb.LoadStarting, None]:
+    def load(self, plan: fit_pb.PlanModelResponse) -> AsyncGenerator[engine_pb.LoadStarting | MemoryAnnounced, None]:
         """Load as planned; ends when the model can be used.
 
         Raises:
@@ -53,7 +70,20 @@ class Runtime(Protocol):
         ...
 
     def chat(self, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
-        """One answer. Closing the iterator stops the computation. Raises as :meth:`load`."""
+        """One answer. Closing the iterator stops the computation, or leaves it to :meth:`settle`.
+
+        Raises:
+            RequestError: the engine refuses the request, or failed in it.
+            EngineLostError: see there.
+            EngineBrokenError: see there.
+        """
+        ...
+
+    async def settle(self) -> None:
+        """Return when nothing that was given up is computed any more: at once where closing :meth:`chat` stops it.
+
+        Raises as :meth:`chat`.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -108,6 +138,22 @@ class Kind(Protocol):
 
         Those of engines for images and video are: beside another engine a render's peak has no room on a small machine.
         Those of engines for chats are not; they share a device by bytes.
+        """
+        ...
+
+    @property
+    def least_start_timeout_s(self) -> float:
+        """How long a start may take at least, whatever the default says; 0: the default will do.
+
+        A time that somebody has set (``start_timeout_s``) stands, however short.
+        """
+        ...
+
+    @property
+    def least_stop_grace_s(self) -> float:
+        """How long the process may take to end after SIGTERM at least, whatever the default says; 0: the default.
+
+        A time that somebody has set (``stop_grace_s``) stands, however short.
         """
         ...
 

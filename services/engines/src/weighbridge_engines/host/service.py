@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from weighbridge_common import processes
 from weighbridge_common.server import ServerContext
@@ -89,8 +90,8 @@ async def build_engine_service(
             log=RingLog(now=clock.wall),
             record=record,
             policy=ResidencyPolicy(
-                start_timeout_s=settings.start_timeout_s,
-                stop_grace_s=settings.stop_grace_s,
+                start_timeout_s=_at_least(kind.least_start_timeout_s, settings, "start_timeout_s"),
+                stop_grace_s=_at_least(kind.least_stop_grace_s, settings, "stop_grace_s"),
                 queue_limit=settings.queue_limit,
                 footprint_period_s=settings.footprint_period_s,
             ),
@@ -111,6 +112,12 @@ async def build_engine_service(
         tasks = TaskOwner()
         tasks.start(_stop_with(context.stopping, host), "engine-stopping")
         return EngineService(host, tasks, opened.pop_all())
+
+
+def _at_least(least: float, settings: EngineSettings, name: Literal["start_timeout_s", "stop_grace_s"]) -> float:
+    """A time that somebody has set as it is; else the default, or what the kind of engine needs where that is more."""
+    seconds: float = getattr(settings, name)
+    return seconds if name in settings.model_fields_set else max(seconds, least)
 
 
 def _image_servicer(host: EngineHost) -> image_service_pb2_grpc.ImageServiceServicer:

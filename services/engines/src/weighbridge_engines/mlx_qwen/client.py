@@ -71,6 +71,9 @@ class MlxRuntimeClient:
             finally:
                 call.cancel()
 
+    async def settle(self) -> None:
+        """At once: what is given up ends at the next token or prefill step."""
+
     async def aclose(self) -> None:
         """Close the connection; calls in flight end."""
         await self._channel.close()

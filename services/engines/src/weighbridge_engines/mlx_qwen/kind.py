@@ -71,6 +71,8 @@ class MlxKind:
     does_chat = True
     does_images = False
     exclusive = False
+    least_start_timeout_s = 0.0
+    least_stop_grace_s = 0.0
 
     def __init__(
         self,

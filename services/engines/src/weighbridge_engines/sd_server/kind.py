@@ -38,6 +38,8 @@ class SdKind:
     does_chat = False
     does_images = True
     exclusive = True
+    least_start_timeout_s = 0.0
+    least_stop_grace_s = 0.0
 
     def __init__(self, setting: str = "", cache: Path | None = None) -> None:
         self._setting = setting

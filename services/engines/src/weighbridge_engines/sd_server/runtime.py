@@ -143,6 +143,9 @@ class SdRuntime:
         """It does not chat; the host refuses before it comes to this."""
         raise NotImplementedError("sd-server does not chat")
 
+    async def settle(self) -> None:
+        """At once: it has no chats to give up."""
+
     async def aclose(self) -> None:
         """Close the connection."""
         await self._client.aclose()

@@ -54,6 +54,8 @@ class ChildSpec:
         classify: looks at each line of output, and whether it came on standard error, and says whether the engine
             cannot go on after it.
         exit_meanings: what it means by its exit codes.
+        second_term_after_s: a second SIGTERM follows the first by this much, within the grace, for an engine that gives up
+            what it is at only then; None: there is one.
         explain: says why it ended, where its own output tells more than an exit does; None: the exit and a fatal line
             tell.
     """
@@ -65,6 +67,7 @@ class ChildSpec:
     classify: Callable[[str, bool], FatalLine | None] | None = None
     exit_meanings: Mapping[int, str] = field(default_factory=dict)
     explain: Callable[[ExitFacts], ExitExplanation] | None = None
+    second_term_after_s: float | None = None
 
 
 class SpawnError(Exception):
@@ -94,6 +97,7 @@ class Child:
         self._ended: asyncio.Future[ExitFacts] = self._loop.create_future()
         self._fatal_seen = asyncio.Event()
         self._asked = False
+        self._asked_twice = False
         self._report: dict[str, Any] = {}
         self._opened_s = time.monotonic()
         self._oom_kills_before = cgroup.oom_kills()
@@ -131,12 +135,22 @@ class Child:
     async def stop(self, grace_s: float = STOP_GRACE_S) -> ExitFacts:
         """End the engine: SIGTERM, ``grace_s``, SIGKILL. Returns when it is gone; may be called again and at once.
 
+        Where the spec asks for a second SIGTERM, it comes within ``grace_s``, or not at all if that is too short. The
+        guard passes each of them on.
+
         Cancelling this does not bring the engine back: the next call goes on.
         """
         if not self._ended.done() and not self._asked:
             self._asked = True
             if grace_s > 0:
                 self._popen.send_signal(signal.SIGTERM)
+        second_s = self.spec.second_term_after_s
+        if second_s is not None and second_s < grace_s and not self._asked_twice:
+            if await self._ends_within(second_s):
+                return self._ended.result()
+            self._asked_twice = True
+            self._popen.send_signal(signal.SIGTERM)
+            grace_s -= second_s
         if grace_s > 0 and await self._ends_within(grace_s):
             return self._ended.result()
         self._cut_lifeline()
