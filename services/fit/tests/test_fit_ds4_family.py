@@ -95,10 +95,43 @@ def test_the_launch_and_the_workload_as_planned() -> None:
     assert launch is not None and tuple(launch.ds4.arguments) == made.arguments
     chat = FAMILY.workload(made).chat
     assert (chat.context_tokens, chat.slots) == (65_536, 1)
+    told = launch.ds4
+    assert (told.context_tokens, told.sessions, told.prefill_chunk_tokens) == (65_536, 1, 4096)
+    assert (told.compute, told.vision) == ("metal", False)
+    # Experts are streamed: of the file's 80.77 GiB 8.197 stay, and load.
+    assert told.loaded_bytes == 8_801_384_796
     assert made.shape.text() == (
         "ds4;compute=metal;layout=2026-07;weights=streamed/64;context=65536;sessions=1;chunk=4096;drafter=none;"
         "vision=off;power=100;disk_kv=on"
     )
+
+
+def test_only_a_launch_on_the_processor_leaves_a_shared_gpu_to_others() -> None:
+    for compute, leaves in (("cpu", True), ("cuda", False)):
+        assert asked(READ, unified(128, "linux/arm64"), compute=compute).claim.cpu_only is leaves
+    assert not asked(READ, unified(128)).claim.cpu_only
+
+
+def test_an_engine_is_told_what_it_will_print() -> None:
+    """A logged launch of V4 Flash Q2 at 131,072 tokens and 32 GiB of cache: 35.35 GiB planned. What no law knows is
+    not guessed."""
+
+    def printed(model: Model, capacity: Capacity, **given: Any) -> int:
+        launch = FAMILY.launch(FAMILY.plan(model, Ds4Request(**given), capacity))
+        assert launch is not None
+        return launch.ds4.planned_bytes
+
+    assert round(printed(Q2, unified(128)) / GIB, 2) == 35.35
+    resident = printed(READ, unified(128, "linux/arm64"), stream_experts=False, context_tokens=163_840)
+    # The file, and 3797.75 MiB of context as a log of CUDA at 163,840 tokens has it.
+    assert round((resident - 86_720_111_488) / 2**20, 2) == 3797.75
+    for model, capacity, given in (
+        (Q2, unified(128), {"sessions": 2}),
+        (Q2, unified(128), {"engine_layout": "2026-05"}),
+        (Q2, processor(128), {}),
+        (listed("glm-5.2-754b-q2"), unified(128), {}),
+    ):
+        assert printed(model, capacity, **given) == 0
 
 
 @pytest.mark.parametrize("name", MACHINES)

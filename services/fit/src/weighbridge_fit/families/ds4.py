@@ -14,7 +14,7 @@ from weighbridge_fit.model import Model
 from weighbridge_fit.off_loop import stop_if_abandoned
 from weighbridge_fit.plans.ds4.companions import DRAFTER, VISION
 from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape
-from weighbridge_fit.plans.ds4.plan import plan
+from weighbridge_fit.plans.ds4.plan import Ds4Plan, plan
 from weighbridge_fit.plans.ds4.shape import ARCHITECTURES, LONGEST_CONTEXT, architecture_of, has_routed_experts
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine, Plan
@@ -153,8 +153,21 @@ class Ds4Family:
         return plan_pb2.EngineOptions(ds4=options)
 
     def launch(self, plan: Plan) -> plan_pb2.Launch | None:
-        """How ds4 is started."""
-        return plan_pb2.Launch(ds4=plan_pb2.Ds4Launch(arguments=plan.arguments))
+        """How ds4 is started, and what its supervisor must know of it without reading flags."""
+        assert isinstance(plan, Ds4Plan)
+        shape = _shape(plan)
+        return plan_pb2.Launch(
+            ds4=plan_pb2.Ds4Launch(
+                arguments=plan.arguments,
+                context_tokens=shape.context_tokens,
+                sessions=shape.sessions,
+                prefill_chunk_tokens=shape.chunk_tokens,
+                compute=shape.compute.value,
+                vision=shape.vision,
+                planned_bytes=plan.printed_bytes,
+                loaded_bytes=plan.weight_bytes,
+            )
+        )
 
 
 def _set_options(options: plan_pb2.EngineOptions) -> dict[str, Any]:

@@ -28,19 +28,19 @@ def launch_notes(
     figures: AuthorFigures,
     decisions: Decisions,
     needed: Requirement,
+    printed_bytes: int,
     calibration: Ds4Calibration,
 ) -> tuple[Note, ...]:
-    """Every note of one launch, the decisions' own first."""
+    """Every note of one launch, the decisions' own first. `printed_bytes`: see `printed_plan_bytes`."""
     notes = [Note("WEIGHTS", text) for text in model.facts.notes]
     notes += decisions.notes
     notes.append(_policy_note(frame, figures, decisions, needed))
-    printed = printed_plan_bytes(frame, decisions)
-    if printed is not None:
+    if printed_bytes:
         message = (
-            f"ds4 will print a plan of {format_gib(printed)}. It leaves out the prefill workspace, compressor states"
-            f"{', most weights that stay' if decisions.streams else ''} and the driver."
+            f"ds4 will print a plan of {format_gib(printed_bytes)}. It leaves out the prefill workspace, compressor "
+            f"states{', most weights that stay' if decisions.streams else ''} and the driver."
         )
-        notes.append(Note("ENGINE_PRINTS", message, {"planned_bytes": str(printed)}))
+        notes.append(Note("ENGINE_PRINTS", message, {"planned_bytes": str(printed_bytes)}))
     notes += _source_notes(model, frame, machine, figures)
     notes += _metal_notes(frame, machine, decisions, needed, calibration)
     notes += _streaming_notes(frame, machine, decisions, calibration)
@@ -48,18 +48,18 @@ def launch_notes(
     return tuple(notes)
 
 
-def printed_plan_bytes(frame: Frame, decisions: Decisions) -> int | None:
-    """The total of ds4's start line "ds4: memory: ... planned" (V4, builds since July 2026); None where it is not
+def printed_plan_bytes(frame: Frame, decisions: Decisions) -> int:
+    """The total of ds4's start line "ds4: memory: ... planned" (V4, builds since July 2026); 0 where it is not
     known. When streaming it counts of all resident weights the token embedding alone."""
     buffers, weights = context_buffers(frame), frame.weights
     if buffers is None or frame.basics.layout is Layout.MAY or frame.basics.sessions > 1:
-        return None
+        return 0
     if frame.compute is Compute.CPU:
-        return None
+        return 0
     if not decisions.streams:
         return weights.mapped_bytes + buffers.total_bytes
     if weights.experts is None:
-        return None
+        return 0
     cached = weights.experts.slots(decisions.cache_gib) * weights.experts.expert_bytes
     return buffers.total_bytes + weights.embedding_bytes + cached + weights.experts.headroom_bytes
 

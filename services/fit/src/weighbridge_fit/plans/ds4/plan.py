@@ -1,8 +1,10 @@
 """The plan of a ds4 model: decided by the policy, priced by what the engine allocates."""
 
+from dataclasses import dataclass
+
 from weighbridge_common.sizes import format_gib
 
-from weighbridge_fit.calibration.ds4 import ds4
+from weighbridge_fit.calibration.ds4 import Compute, ds4
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.lines import MAX_BYTES, Line, Phase, Range, Source, requirement
 from weighbridge_fit.model import Model
@@ -10,7 +12,7 @@ from weighbridge_fit.plans.ds4.decisions import decide_launch, figures_of
 from weighbridge_fit.plans.ds4.launch import arguments
 from weighbridge_fit.plans.ds4.lines import launch_lines
 from weighbridge_fit.plans.ds4.machine import Ds4Machine, machine_from
-from weighbridge_fit.plans.ds4.notes import launch_notes
+from weighbridge_fit.plans.ds4.notes import launch_notes, printed_plan_bytes
 from weighbridge_fit.plans.ds4.options import Ds4Request, Ds4Shape, settle
 from weighbridge_fit.plans.ds4.shape import weights_of
 from weighbridge_fit.plans.ds4.standing import Frame
@@ -20,7 +22,14 @@ from weighbridge_fit.plans.plan import Engine, Plan
 EXPERT_CACHE_UNSAFE = "EXPERT_CACHE_UNSAFE"
 
 
-def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Ds4Plan(Plan):
+    """A plan, and what ds4 itself will print of it as planned; 0 where that is not known."""
+
+    printed_bytes: int = 0
+
+
+def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Ds4Plan:
     """Plans one model on one machine.
 
     Raises PlanError: UNSUPPORTED_ARCHITECTURE, UNSUPPORTED_PLATFORM (ds4 has no build for this machine),
@@ -42,7 +51,8 @@ def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
     if needed.total.high > MAX_BYTES:
         message = "The model's sizes multiply to more memory than can be counted: its header is wrong."
         raise PlanError(UNSUPPORTED_ARCHITECTURE, "model", message)
-    return Plan(
+    printed_bytes = printed_plan_bytes(frame, decisions)
+    return Ds4Plan(
         engine=Engine.DS4,
         shape=Ds4Shape(
             compute=machine.compute,
@@ -61,8 +71,10 @@ def plan(model: Model, request: Ds4Request, capacity: Capacity) -> Plan:
         requirement=needed,
         weight_bytes=weights.non_routed.expected if decisions.streams else weights.mapped_bytes,
         process_bytes=int(calibration["process_bytes"].expected),
-        notes=launch_notes(model, frame, machine, figures, decisions, needed, calibration),
+        notes=launch_notes(model, frame, machine, figures, decisions, needed, printed_bytes, calibration),
         arguments=arguments(model.path, weights, basics, decisions, machine.compute),
+        cpu_only=machine.compute is Compute.CPU,
+        printed_bytes=printed_bytes,
     )
 
 
