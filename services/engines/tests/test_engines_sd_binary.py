@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from weighbridge_engines.sd_server import binary
 from weighbridge_engines.sd_server.arguments import command_line
+from weighbridge_engines.supervisor import program as program_module
+from weighbridge_engines.supervisor.program import BinaryMissingError
 from weighbridge_proto.errors import RequestError
 
 HELP = """Usage: sd-server [options]
@@ -44,7 +46,7 @@ def test_it_is_found_where_the_setting_says(tmp_path: Path, named: str) -> None:
     folder.mkdir()
     path = helpful(folder)
     setting = {"": folder, "sd-server": path, "bin": tmp_path}[named]
-    assert binary.locate(str(setting)) == path
+    assert binary.PROGRAM.locate(str(setting)) == path
 
 
 def test_without_a_setting_it_is_the_first_on_path_else_the_person_s_own(tmp_path: Path) -> None:
@@ -53,17 +55,17 @@ def test_without_a_setting_it_is_the_first_on_path_else_the_person_s_own(tmp_pat
     on_path = tmp_path / "usr"
     on_path.mkdir()
     environ = {"PATH": str(on_path), "HOME": str(tmp_path / "home")}
-    with pytest.raises(binary.BinaryMissingError, match="WEIGHBRIDGE_ENGINES_SD_SERVER"):
-        binary.locate("", environ)
-    assert binary.locate("", environ | {"X": str(helpful(own))}) == own / "sd-server"
+    with pytest.raises(BinaryMissingError, match="WEIGHBRIDGE_ENGINES_SD_SERVER"):
+        binary.PROGRAM.locate("", environ)
+    assert binary.PROGRAM.locate("", environ | {"X": str(helpful(own))}) == own / "sd-server"
     helpful(on_path)
-    assert binary.locate("", environ) == on_path / "sd-server"
+    assert binary.PROGRAM.locate("", environ) == on_path / "sd-server"
 
 
 def test_a_setting_that_names_nothing_is_no_reason_to_take_another_one(tmp_path: Path) -> None:
     helpful(tmp_path)
-    with pytest.raises(binary.BinaryMissingError, match="names no sd-server"):
-        binary.locate(str(tmp_path / "elsewhere"), {"PATH": str(tmp_path)})
+    with pytest.raises(BinaryMissingError, match="names no sd-server"):
+        binary.PROGRAM.locate(str(tmp_path / "elsewhere"), {"PATH": str(tmp_path)})
 
 
 def test_its_flags_are_those_that_its_help_lists(tmp_path: Path) -> None:
@@ -96,13 +98,13 @@ def test_its_version_is_what_it_says(tmp_path: Path, said: str, version: str) ->
     ids=["another program", "a library is missing", "built for another processor"],
 )  # fmt: skip
 def test_a_program_that_does_not_answer_says_why(tmp_path: Path, body: str, why: str) -> None:
-    with pytest.raises(binary.BinaryMissingError, match=why):
+    with pytest.raises(BinaryMissingError, match=why):
         binary.probe(program(tmp_path, body))
 
 
 def test_one_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(binary, "PROBE_TIMEOUT_S", 0.2)
-    with pytest.raises(binary.BinaryMissingError, match="did not answer"):
+    monkeypatch.setattr(program_module, "PROBE_TIMEOUT_S", 0.2)
+    with pytest.raises(BinaryMissingError, match="did not answer"):
         binary.probe(program(tmp_path, "import time; time.sleep(99)"))
 
 
@@ -203,5 +205,5 @@ def test_prompts_are_never_printed() -> None:
 def test_only_an_executable_file_is_a_program(tmp_path: Path) -> None:
     path = helpful(tmp_path)
     path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-    with pytest.raises(binary.BinaryMissingError):
-        binary.locate(str(tmp_path))
+    with pytest.raises(BinaryMissingError):
+        binary.PROGRAM.locate(str(tmp_path))

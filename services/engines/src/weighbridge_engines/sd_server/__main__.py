@@ -8,13 +8,15 @@ import json
 import os
 
 from weighbridge_engines.sd_server import binary
+from weighbridge_engines.supervisor.program import BinaryMissingError
 
 
 def main() -> None:
     """Look, and print what is found."""
     try:
-        found = binary.probe(binary.locate(os.environ.get("WEIGHBRIDGE_ENGINES_SD_SERVER", "")), binary.cache_folder())
-    except binary.BinaryMissingError as missing:
+        path = binary.PROGRAM.locate(os.environ.get(binary.PROGRAM.variable, ""))
+        found = binary.probe(path, binary.PROGRAM.cache_folder())
+    except BinaryMissingError as missing:
         print(json.dumps({"missing": str(missing)}))
     else:
         print(json.dumps({"path": str(found.path), "version": found.version, "backend": found.backend}))

@@ -18,6 +18,7 @@ from weighbridge_engines.sd_server.runtime import OutputFeed, SdRuntime
 from weighbridge_engines.supervisor.child import ChildSpec
 from weighbridge_engines.supervisor.exits import ExitExplanation, ExitFacts, FatalLine
 from weighbridge_engines.supervisor.ports import free_loopback_port
+from weighbridge_engines.supervisor.program import BinaryMissingError
 
 TITLE = ends.TITLE
 
@@ -43,15 +44,15 @@ class SdKind:
 
     def __init__(self, setting: str = "", cache: Path | None = None) -> None:
         self._setting = setting
-        self._cache = cache or binary.cache_folder()
+        self._cache = cache or binary.PROGRAM.cache_folder()
         self._binary: binary.SdBinary | None = None
         self._missing = ""
 
     def describe(self) -> KindDescription:
         """Which build is here."""
         try:
-            self._binary = binary.probe(binary.locate(self._setting), self._cache)
-        except binary.BinaryMissingError as error:
+            self._binary = binary.probe(binary.PROGRAM.locate(self._setting), self._cache)
+        except BinaryMissingError as error:
             self._missing = str(error)
             return KindDescription("stable-diffusion.cpp (not here)", "", self._missing)
         found = self._binary
