@@ -16,7 +16,7 @@ from weighbridge_proto.channel import open_channel
 from weighbridge_proto.ledger.v1 import ledger_service_pb2, ledger_service_pb2_grpc
 
 from benchmarks.measure import Comparison, quantile
-from services.engines.standin.program import HOW_TO_GET_IT, real_sd_server, write_standin
+from services.engines.standins.sd.program import HOW_TO_GET_IT, real_sd_server, write_standin
 from tests.harness import Suite, running_suite, wait_until
 from tests.images import ImageEngine, ImageModel, answers, ask_directly, made_of_parts, port_of, sd_server_of, told
 

@@ -21,7 +21,7 @@ from weighbridge_proto.engines.v1 import engine_service_pb2, image_service_pb2
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
 
-from services.engines.standin.program import HOW_TO_GET_IT, real_sd_server, write_standin
+from services.engines.standins.sd.program import HOW_TO_GET_IT, real_sd_server, write_standin
 from tests.harness import Suite, running_suite, wait_until
 from tests.images import (
     PROMPT,

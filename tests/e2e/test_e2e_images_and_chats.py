@@ -12,7 +12,7 @@ from weighbridge_proto.channel import open_channel
 from weighbridge_proto.engines.v1 import chat_service_pb2, chat_service_pb2_grpc
 from weighbridge_proto.fit.v1 import weights_pb2
 
-from services.engines.standin.program import write_standin
+from services.engines.standins.sd.program import write_standin
 from tests.harness import Suite, running_suite
 from tests.images import SIDE_PX, ImageEngine, ImageModel, admitted, made_of_parts, told
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sd_subjects import Subject
 
-from services.engines.standin.program import HOW_TO_GET_IT, real_sd_server
+from services.engines.standins.sd.program import HOW_TO_GET_IT, real_sd_server
 
 REAL = pytest.param("real", marks=pytest.mark.skipif(real_sd_server() is None, reason=HOW_TO_GET_IT))
 

@@ -20,8 +20,8 @@ from PIL import Image
 from weighbridge_engines.supervisor.output import LineSplitter
 from weighbridge_engines.supervisor.ports import free_loopback_port
 
-from services.engines.standin.behaviour import Behaviour
-from services.engines.standin.program import real_sd_server, write_standin
+from services.engines.standins.sd.behaviour import Behaviour
+from services.engines.standins.sd.program import real_sd_server, write_standin
 
 PATIENCE_S = 90
 """How long anything may take on a busy machine before a test gives up on it."""

@@ -21,8 +21,8 @@ from weighbridge_engines.supervisor.output import RingLog
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 
-from services.engines.standin.behaviour import Behaviour
-from services.engines.standin.program import write_standin
+from services.engines.standins.sd.behaviour import Behaviour
+from services.engines.standins.sd.program import write_standin
 
 JOB = RenderJob("a cat", "", 64, 64, 1, 3, 1.0, 7)
 

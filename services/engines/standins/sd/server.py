@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.engines.standin.behaviour import Behaviour
-from services.engines.standin.command_line import CommandLine
-from services.engines.standin.jobs import MOST_PENDING, NO_RESULTS, Jobs
-from services.engines.standin.model import Model
-from services.engines.standin.parameters import (
+from services.engines.standins.sd.behaviour import Behaviour
+from services.engines.standins.sd.command_line import CommandLine
+from services.engines.standins.sd.jobs import MOST_PENDING, NO_RESULTS, Jobs
+from services.engines.standins.sd.model import Model
+from services.engines.standins.sd.parameters import (
     OUTPUT_FORMATS,
     SAMPLERS,
     SCHEDULERS,
@@ -23,7 +23,7 @@ from services.engines.standin.parameters import (
     from_openai,
     from_sdapi,
 )
-from services.engines.standin.render import Renderer
+from services.engines.standins.sd.render import Renderer
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".pt", ".pth")
 _UPSCALERS = ("None", "Lanczos", "Nearest")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.engines.standin import log
-from services.engines.standin.behaviour import Behaviour
-from services.engines.standin.command_line import CommandLine
-from services.engines.standin.model_files import AbortError, FileFaultError, Tensors, look_into
+from services.engines.standins.sd import log
+from services.engines.standins.sd.behaviour import Behaviour
+from services.engines.standins.sd.command_line import CommandLine
+from services.engines.standins.sd.model_files import AbortError, FileFaultError, Tensors, look_into
 
 _MIB = 2**20
 

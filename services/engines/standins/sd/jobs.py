@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.engines.standin.parameters import Parameters, ServerError
-from services.engines.standin.render import Renderer
+from services.engines.standins.sd.parameters import Parameters, ServerError
+from services.engines.standins.sd.render import Renderer
 
 MOST_PENDING = 64
 NO_RESULTS = "generate_image returned no results"

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 from PIL import Image, PngImagePlugin
 
-from services.engines.standin import log
-from services.engines.standin.behaviour import Behaviour
-from services.engines.standin.command_line import CommandLine
-from services.engines.standin.model import Model
-from services.engines.standin.parameters import SAMPLERS, Parameters, ServerError
+from services.engines.standins.sd import log
+from services.engines.standins.sd.behaviour import Behaviour
+from services.engines.standins.sd.command_line import CommandLine
+from services.engines.standins.sd.model import Model
+from services.engines.standins.sd.parameters import SAMPLERS, Parameters, ServerError
 
 _BLOCK = 8
 """Pixels of one colour, on each side: the real decoders upscale by as much."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.engines.standin import log
+from services.engines.standins.sd import log
 
 HELP = Path(__file__).with_name("help.txt").read_text(encoding="utf-8")
 VERSION = HELP.partition("\n")[0]

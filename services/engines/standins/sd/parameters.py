@@ -15,8 +15,8 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from services.engines.standin import log
-from services.engines.standin.command_line import CommandLine
+from services.engines.standins.sd import log
+from services.engines.standins.sd.command_line import CommandLine
 
 SAMPLERS = ("euler", "euler_a", "heun", "dpm2", "dpm++2s_a", "dpm++2m", "dpm++2mv2", "ipndm", "ipndm_v", "lcm",
             "ddim_trailing", "tcd", "res_multistep", "res_2s", "er_sde")  # fmt: skip

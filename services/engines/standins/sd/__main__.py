@@ -4,7 +4,7 @@ It reads the headers of the weights that it is given and makes pictures of colou
 same picture. What the real one does depending on machine, model or luck is switched on in behaviour.py. It is held to
 the real one by tests that both must pass (services/engines/tests/sd_server).
 
-    python -m services.engines.standin --diffusion-model ... --llm ... --taesd ... --listen-port 8080
+    python -m services.engines.standins.sd --diffusion-model ... --llm ... --taesd ... --listen-port 8080
 """
 
 import os
@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from services.engines.standin import log
-from services.engines.standin.behaviour import Behaviour, from_environment
-from services.engines.standin.command_line import parse
-from services.engines.standin.model import load
-from services.engines.standin.server import serve
+from services.engines.standins.sd import log
+from services.engines.standins.sd.behaviour import Behaviour, from_environment
+from services.engines.standins.sd.command_line import parse
+from services.engines.standins.sd.model import load
+from services.engines.standins.sd.server import serve
 
 
 def main(arguments: Sequence[str], program: str, behaviour: Behaviour) -> int:

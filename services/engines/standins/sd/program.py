@@ -4,9 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-from services.engines.standin.behaviour import Behaviour
+from services.engines.standins.sd.behaviour import Behaviour
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 REAL_VARIABLE = "WEIGHBRIDGE_TEST_SD_SERVER"
 """Environment variable that names a real sd-server for tests, or the folder of one."""
@@ -24,8 +24,8 @@ def write_standin(folder: Path, behaviour: Behaviour | None = None) -> Path:
         f"#!{sys.executable}\n"
         "import sys\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
-        "from services.engines.standin import __main__ as standin\n"
-        "from services.engines.standin.behaviour import Behaviour\n"
+        "from services.engines.standins.sd import __main__ as standin\n"
+        "from services.engines.standins.sd.behaviour import Behaviour\n"
         f"sys.exit(standin.main(sys.argv[1:], sys.argv[0], {behaviour or Behaviour()!r}))\n",
         encoding="utf-8",
     )
