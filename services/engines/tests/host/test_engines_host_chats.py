@@ -150,6 +150,20 @@ async def test_an_idle_engine_that_dies_gives_its_lease_back(run_dir):
         assert (await suite.get()).last_failure.metadata["signal"] == "SIGSEGV"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+async def test_an_engine_ended_again_and_again_by_others_is_not_told_to_fail_by_itself(run_dir, number):
+    async with Suite(run_dir) as suite:
+        for _ in range(3):
+            await suite.load_all()
+            kill(suite.ledger.active[0].engine_processes[1].pid, number)
+            await suite.nothing_left()
+        failure = await failure_of(suite.load())
+        assert failure.reason == "RESTART_BUDGET_EXHAUSTED"
+        assert signal.Signals(number).name in failure.message
+        assert "failed" not in failure.message
+        assert "crashed" not in failure.message
+
+
 async def test_unloading_waits_for_answers_or_breaks_them_off(run_dir):
     async with Suite(run_dir) as suite:
         call = suite.chat("endless")

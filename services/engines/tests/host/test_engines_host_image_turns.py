@@ -167,13 +167,30 @@ async def test_a_render_that_is_cancelled_before_its_end_is_finished_for_nobody(
             # Until it is over it is in use, and nobody else's turn.
             assert (lease.uses, len(suite.kind.jobs)) == (1, 1)
             engine = await suite.get()
-            assert (engine.requests_in_flight, engine.requests_queued) == (1, 1)
+            assert (engine.requests_in_flight, engine.requests_queued, engine.requests_draining) == (1, 1, 1)
             suite.kind.go_on.set()
         assert kinds(await waiting)[-1] == "finished"
+        await eventually(lambda: lease.uses == 0)
+        assert (await suite.get()).requests_draining == 0
         assert suite.kind.finished == ["slow decode", "one"]
         assert suite.kind.most_rendering == suite.ledger.most_uses == 1
         assert len(suite.ledger.admits) == 1
         await eventually(lambda: lease.uses == 0)
+
+
+async def test_watchers_see_that_a_cancelled_render_is_finished_for_nobody(run_dir):
+    async with ImageSuite(run_dir) as suite:
+        suite.kind.step_s = 1.0
+        async with suite.slow_image("slow decode", **SMALL) as call:
+            watching = suite.engine.Watch(engine_pb.WatchRequest())
+            assert (await watching.read()).engine.requests_draining == 0
+            call.cancel()
+            while not (await watching.read()).engine.requests_draining:
+                pass
+            suite.kind.go_on.set()
+            while (await watching.read()).engine.requests_draining:
+                pass
+            watching.cancel()
 
 
 async def test_a_render_that_is_cancelled_long_before_its_end_is_ended_with_its_engine(run_dir):

@@ -9,8 +9,10 @@ from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
 from weighbridge_proto.ledger.v1 import lease_pb2
 
+from weighbridge_engines.host import failures
+from weighbridge_engines.host.draining import drain
 from weighbridge_engines.host.engine_host import EngineHost
-from weighbridge_engines.host.kind import EngineLostError
+from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
 from weighbridge_engines.host.metrics import ChatMeasure, mark_chat_end, mark_chat_span
 from weighbridge_engines.host.refusals import LeaseEndingError
 from weighbridge_engines.host.residency import Residency
@@ -39,9 +41,10 @@ async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator
         options=request.options,
         any_shape=True,
     )
+    may_load = not request.warm_up
     try:
         for attempt in range(MAX_LOADS):
-            visit = Visit(host, wish, wants_use=True)
+            visit = Visit(host, wish, wants_use=True, may_load=may_load)
             try:
                 async with contextlib.aclosing(visit.events()) as events:
                     async for event in events:
@@ -89,27 +92,38 @@ async def _answer(
     now, use_id = host.around.clock.monotonic, uuid.uuid4().hex
     # Busy from its turn on, not from the queue on: between two turns an engine may be asked to vacate, or those who
     # wait for it would keep every other claim waiting.
-    async with residency.queue.slot():
+    async with contextlib.AsyncExitStack() as held:
+        await held.enter_async_context(residency.queue.slot(is_warm_up=request.warm_up))
+        held.callback(residency.hold.end_use, use_id)
         try:
-            if (failure := broken_off(residency)) is not None:
-                raise failure
+            _refuse_broken_off(residency)
             asked_s = now()
             async with contextlib.aclosing(residency.hold.begin_use(use_id, residency.forced)) as rests:
                 async for why_not in rests:
                     yield _waiting(why_not, now() - asked_s)
-            visit.begun()
-            host.tell_change()
-            started_s = now()
-            async with contextlib.aclosing(_stream(residency, request)) as responses:
-                async for response in responses:
-                    yield response
-            residency.queue.note_duration(now() - started_s)
         except LeaseEndingError:
             if residency.forced.done() and not residency.trouble.done():
                 raise RequestError.from_failure(residency.forced.result()) from None  # unloaded: not to be loaded again
             raise
-        finally:
-            residency.hold.end_use(use_id)
+        visit.begun()
+        host.tell_change()
+        started_s = now()
+        try:
+            async with contextlib.aclosing(_stream(host, residency, request)) as responses:
+                async for response in responses:
+                    yield response
+        except BaseException:
+            # Cancelled or failed: the caller is not kept until the engine is free, and nobody else has its turn before.
+            drain(host, residency, held.pop_all())
+            raise
+        residency.queue.note_duration(now() - started_s)
+
+
+def _refuse_broken_off(residency: Residency) -> None:
+    """A model that was ended at once is not loaded again for those who waited, unless it served somebody else badly."""
+    failure = broken_off(residency)
+    if failure is not None:
+        raise LeaseEndingError if failure.failure.reason == failures.ENGINE_RECYCLED else failure
 
 
 def _waiting(failure: RpcFailure, waited_s: float) -> chat_pb.ChatResponse:
@@ -119,7 +133,9 @@ def _waiting(failure: RpcFailure, waited_s: float) -> chat_pb.ChatResponse:
     return chat_pb.ChatResponse(waiting=waiting)
 
 
-async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
+async def _stream(
+    host: EngineHost, residency: Residency, request: chat_pb.ChatRequest
+) -> AsyncGenerator[chat_pb.ChatResponse, None]:
     try:
         async with contextlib.aclosing(residency.runtime.chat(request)) as responses:
             async for response in responses:
@@ -127,3 +143,5 @@ async def _stream(residency: Residency, request: chat_pb.ChatRequest) -> AsyncGe
                 yield response
     except EngineLostError as error:
         raise await explained(residency, error) from error
+    except EngineBrokenError as error:
+        raise host.recycle(residency, error) from error

@@ -23,6 +23,7 @@ def describe_engine(host: EngineHost) -> engine_pb.Engine:
         waiting = current.queue.waiting
         engine.requests_queued = waiting
         engine.requests_in_flight = len(current.use.stakes) - waiting
+        engine.requests_draining = len(current.use.draining)
         engine.model.CopyFrom(describe_model(current))
     if host.last_failure is not None:
         engine.last_failure.CopyFrom(host.last_failure.to_message())

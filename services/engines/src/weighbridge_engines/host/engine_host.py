@@ -17,7 +17,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2 as ledger_pb
 from weighbridge_proto.memory.v1 import requirement_pb2
 
 from weighbridge_engines.host import failures
-from weighbridge_engines.host.kind import KindDescription
+from weighbridge_engines.host.kind import EngineBrokenError, KindDescription
 from weighbridge_engines.host.lease import LeaseHold
 from weighbridge_engines.host.ledger import ClaimTerms, LedgerGateway
 from weighbridge_engines.host.loads import LoadJob
@@ -74,6 +74,7 @@ class EngineHost:
         self._ledger = ledger
         self._budget = budget
         self._default_idle_timeout_s = default_idle_timeout_s
+        self._last_end = ""
         self._metrics = HostMetrics(around.kind.name)
         self._current: Residency | None = None
         self._replaced: Residency | None = None
@@ -187,7 +188,7 @@ class EngineHost:
         self.refuse_if_stopping()
         exhausted_s = self._budget.exhausted_for_s(self.around.clock.monotonic())
         if exhausted_s is not None:
-            raise failures.budget_exhausted(self.around.kind.title, exhausted_s)
+            raise failures.budget_exhausted(self.around.kind.title, exhausted_s, self._last_end)
         assert wish.model is not None
         job = LoadJob(wish.model, plan, key, self._terms_of(wish))
         job.tell(engine_pb.LoadModelResponse(planned=engine_pb.LoadPlanned(plan=plan)))
@@ -294,10 +295,11 @@ class EngineHost:
         if isinstance(error, asyncio.CancelledError):
             return Ending("LOAD_CANCELLED", failures.superseded().failure)
         failure = error.failure if isinstance(error, RequestError) else None
-        if failure is None or failure.code is not grpc.StatusCode.INVALID_ARGUMENT:
-            # A model that the engine refuses says nothing about the engine.
-            self._budget.record_failure(self.around.clock.monotonic())
         trouble = residency.trouble.result() if residency.trouble.done() else None
+        refused = failure is not None and failure.code is grpc.StatusCode.INVALID_ARGUMENT
+        if not refused and (trouble is None or trouble.is_crash):
+            # A model that the engine refuses, or the ledger's refusal of memory, says nothing about the engine.
+            self._count_end(failure.message if failure else f"{self.around.kind.title} could not be started.")
         return Ending(trouble.reason if trouble else "LOAD_FAILED", failure or failures.model_unloaded())
 
     def _tell_admission(self, job: LoadJob, response: ledger_pb.AdmitResponse) -> None:
@@ -388,9 +390,33 @@ class EngineHost:
 
     def _end_in_trouble(self, residency: Residency, trouble: Trouble) -> None:
         if trouble.is_crash:
-            self._budget.record_failure(self.around.clock.monotonic())
+            self._count_end(trouble.failure.message)
         self.last_failure = trouble.failure
         self.end(residency, Ending(trouble.reason, trouble.failure))
+
+    def recycle(self, residency: Residency, error: EngineBrokenError) -> RequestError:
+        """End an engine that answers and can serve no more; returns what its callers are told.
+
+        At once: whoever is next in its queue is to have it loaded again, and must find it ending for this reason.
+        """
+        if residency.trouble.done():
+            return RequestError.from_failure(residency.trouble.result().failure)
+        if residency.forced.done():
+            return RequestError.from_failure(residency.forced.result())
+        _log.warning("engine_recycled", lease_id=residency.hold.lease_id, seen=str(error))
+        failure = failures.engine_recycled(self.around.kind.title, str(error))
+        trouble = Trouble(failures.ENGINE_RECYCLED, failure, is_crash=True)
+        residency.set_trouble(trouble)
+        if (overseer := self._overseers.pop(residency, None)) is not None:
+            overseer.cancel()
+        self._end_in_trouble(residency, trouble)
+        return RequestError.from_failure(failure)
+
+    def _count_end(self, how: str) -> None:
+        """It ended unasked: too often so, and it is left alone for a while. Who kills it by hand counts too, for that
+        may be the kernel; what callers are told says which it was."""
+        self._budget.record_failure(self.around.clock.monotonic())
+        self._last_end = how
 
     async def leave_ending(self, residency: Residency) -> None:
         """End a model whose lease takes no new use, and return when it has ended."""

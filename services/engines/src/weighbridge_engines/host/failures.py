@@ -1,6 +1,7 @@
 """The failures that a host states itself, each worded once."""
 
 import grpc
+from weighbridge_common.sizes import format_gib
 from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 
@@ -8,6 +9,13 @@ from weighbridge_engines.supervisor.exits import ExitCause, ExitExplanation
 
 RENDER_CANCELLED = "RENDER_CANCELLED"
 """Why an engine ends in the midst of a render that nobody waits for. Requests in its queue have it loaded again."""
+
+
+ENGINE_LOCKED = "ENGINE_LOCKED"
+"""Why an engine cannot start beside one that runs outside the suite. Nothing of ours has failed."""
+
+ENGINE_RECYCLED = "ENGINE_RECYCLED"
+"""Why an engine ends that answers and can serve no more. Requests in its queue have it loaded again."""
 
 
 def ledger_unreachable() -> RequestError:
@@ -78,6 +86,22 @@ def no_model_loaded(ending: bool) -> RequestError:
     return RequestError(grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED", message)
 
 
+def warm_up_loads_nothing() -> RequestError:
+    """A warm-up names a model that is not loaded."""
+    return RequestError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "NO_MODEL_LOADED",
+        "The model is not loaded, and to warm it up loads none. Load it first, or ask it something.",
+    )
+
+
+def warm_up_gives_way(why: str) -> RequestError:
+    """A warm-up is refused, or gives up its place to a request."""
+    return RequestError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS", f"The warm-up was dropped: {why}.", retry_after_s=5.0
+    )
+
+
 def too_many_requests(waiting: int, retry_after_s: float) -> RequestError:
     """The queue is full."""
     return RequestError(
@@ -100,6 +124,29 @@ def out_of_grant(footprint_text: str, grant_text: str, footprint_bytes: int, gra
     )
 
 
+def announced_too_much(title: str, announced_bytes: int, granted_bytes: int, why: str) -> RpcFailure:
+    """The engine says that it will hold more than the ledger can grant. ``why``: the ledger's words."""
+    return RpcFailure(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "OUT_OF_GRANT",
+        f"{title} says that it will hold {format_gib(announced_bytes)} for this model, more than the "
+        f"{format_gib(granted_bytes)} that it was granted, and was ended: {why} Unload another model, or load this one "
+        "with a smaller context or cache.",
+        {"announced_bytes": str(announced_bytes), "grant_bytes": str(granted_bytes)},
+        retry_after_s=5.0,
+    )
+
+
+def engine_recycled(title: str, what: str) -> RpcFailure:
+    """The engine answers and can serve no more. ``what``: what was seen, as a sentence."""
+    return RpcFailure(
+        grpc.StatusCode.UNAVAILABLE,
+        ENGINE_RECYCLED,
+        f"{title} could serve no more and was ended: {what} The next request loads the model again.",
+        retry_after_s=0.5,
+    )
+
+
 def render_cancelled() -> RpcFailure:
     """The engine is ended with a render that nobody waits for."""
     return RpcFailure(
@@ -115,6 +162,8 @@ def start_failed(explanation: ExitExplanation) -> RpcFailure:
         return RpcFailure(
             grpc.StatusCode.RESOURCE_EXHAUSTED, "ENGINE_OUT_OF_MEMORY", explanation.message, explanation.metadata
         )
+    if explanation.cause is ExitCause.LOCK_HELD:
+        return RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, ENGINE_LOCKED, explanation.message, explanation.metadata)
     return RpcFailure(grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED", explanation.message, explanation.metadata)
 
 
@@ -144,10 +193,11 @@ def start_timed_out(title: str, seconds: float) -> RpcFailure:
     )
 
 
-def budget_exhausted(title: str, retry_after_s: float) -> RequestError:
-    """The engine failed too often just now."""
+def budget_exhausted(title: str, retry_after_s: float, last: str) -> RequestError:
+    """The engine ended too often just now, by itself or by somebody's hand. ``last``: how it did the last time."""
     return unavailable(
         "RESTART_BUDGET_EXHAUSTED",
-        f"{title} failed repeatedly within a minute and is left alone for {retry_after_s:.0f} s. Its log says why.",
+        f"{title} has ended unasked too often within a minute and is left alone for {retry_after_s:.0f} s. The last "
+        f"time: {last}",
         retry_after_s=retry_after_s,
     )

@@ -90,6 +90,35 @@ def grown(lease: lease_pb2.Lease, claim: requirement_pb2.Claim) -> requirement_p
     return wanted
 
 
+def raised(lease: lease_pb2.Lease, total_bytes: int) -> requirement_pb2.Claim | None:
+    """The claim that a lease must have instead when its engine says that it will hold ``total_bytes``; None: the charge
+    covers it.
+
+    They are where the lease has its model: on its device, else on the host. What was optional there is not any more:
+    the engine takes it. The rest of the lease stays as it is.
+    """
+    charge, had = lease.charge, lease.claim
+    if total_bytes <= placed_bytes(lease):
+        return None
+    wanted = requirement_pb2.Claim()
+    wanted.CopyFrom(had)
+    if had.devices:
+        del wanted.devices[:]
+        card = charge.devices[0].device_id if charge.devices else had.devices[0].device_id
+        wanted.devices.add(device_id=card, required_bytes=total_bytes)
+    else:
+        wanted.host_bytes, wanted.optional_host_bytes = total_bytes, 0
+    return wanted
+
+
+def placed_bytes(lease: lease_pb2.Lease) -> int:
+    """What is charged where the lease has its model: on its device, with what spilled from it, else on the host."""
+    charge = lease.charge
+    if lease.claim.devices:
+        return sum(device.bytes for device in charge.devices) + charge.spilled_bytes
+    return charge.host_bytes
+
+
 @dataclass(frozen=True)
 class Probe:
     """How memory is measured; passed in, so that tests say what an engine holds.

@@ -12,12 +12,14 @@ class Occupancy:
 
     Attributes:
         stakes: one for each call.
+        draining: those of calls that were given up, and that the engine still works on.
         pinned, idle_timeout_s: whether and when the model ends for idleness (None: never).
         last_use_wall_s: when the last call let go, seconds since the epoch; before, when use could begin.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.stakes: set[object] = set()
+        self.draining: set[object] = set()
         self._beginning: set[object] = set()
         self.pinned = False
         self.idle_timeout_s: float | None = None
@@ -44,11 +46,18 @@ class Occupancy:
         self._beginning.discard(stake)
         self._begun.set()
 
+    def give_up(self, stake: object) -> None:
+        """Nobody waits for that call any more, and the engine cannot stop at once: in use until it is dropped."""
+        self.take(stake)
+        self.begun(stake)
+        self.draining.add(stake)
+
     def drop(self, stake: object) -> None:
         """That call is through."""
         if stake not in self.stakes:
             return
         self.stakes.discard(stake)
+        self.draining.discard(stake)
         self.begun(stake)
         if not self.stakes:
             self.open()

@@ -89,6 +89,8 @@ class RenderTurn:
         if not self._begun:
             self._task.cancel()
         else:
+            self._residency.use.give_up(self)
+            self._host.tell_change()
             self._host.start(self._discard(), f"discard-{self._residency.hold.lease_id}")
 
     # -- inside --

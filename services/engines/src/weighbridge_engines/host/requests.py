@@ -1,13 +1,13 @@
-"""Requests that wait for an engine: in order, bounded."""
+"""Requests that wait for an engine: in order, bounded; and warm-ups behind them all."""
 
 import asyncio
 import bisect
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
-from weighbridge_engines.host.failures import too_many_requests
+from weighbridge_engines.host.failures import too_many_requests, warm_up_gives_way
 
 DEFAULT_REQUEST_S = 2.0
 """Guess for how long a request takes, before one has been seen: for RetryInfo only."""
@@ -20,6 +20,12 @@ class _Place:
     turn: "asyncio.Future[None]"
     tell: Callable[[int], object]
     number: float
+    is_warm_up: bool
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Places of lower rank come first."""
+        return self.is_warm_up, self.number
 
 
 class RequestQueue:
@@ -35,6 +41,7 @@ class RequestQueue:
         self._limit = limit
         self._line: list[_Place] = []
         self._typical_s = DEFAULT_REQUEST_S
+        self._has_warm_up = False
 
     @property
     def waiting(self) -> int:
@@ -47,7 +54,10 @@ class RequestQueue:
 
     @contextlib.asynccontextmanager
     async def slot(
-        self, tell: Callable[[int], object] = lambda position: None, number: float = math.inf
+        self,
+        tell: Callable[[int], object] = lambda position: None,
+        number: float = math.inf,
+        is_warm_up: bool = False,
     ) -> AsyncIterator[None]:
         """Wait for a turn and hold it.
 
@@ -55,29 +65,54 @@ class RequestQueue:
             tell: hears the place in the queue, from 1, at first and whenever it changes.
             number: of those who wait, lower numbers come first: who was in the queue of an engine that had to be
                 started again keeps the place before those who came later.
+            is_warm_up: comes after all others, however long they come; there is one at a time. Where the queue is full
+                it gives its place to a request.
 
         Raises:
             RequestError: RESOURCE_EXHAUSTED TOO_MANY_REQUESTS.
         """
-        if self._free:
-            self._free -= 1
-        elif len(self._line) >= self._limit:
-            raise too_many_requests(len(self._line), max(0.1, self._typical_s))
-        else:
-            await self._wait(_Place(asyncio.get_running_loop().create_future(), tell, number))
+        with self._one_warm_up() if is_warm_up else contextlib.nullcontext():
+            if self._free:
+                self._free -= 1
+            else:
+                self._make_room(is_warm_up)
+                await self._wait(_Place(asyncio.get_running_loop().create_future(), tell, number, is_warm_up))
+            try:
+                yield
+            finally:
+                self._next()
+
+    @contextlib.contextmanager
+    def _one_warm_up(self) -> Iterator[None]:
+        if self._has_warm_up:
+            raise warm_up_gives_way("another one waits or runs already")
+        self._has_warm_up = True
         try:
             yield
         finally:
-            self._next()
+            self._has_warm_up = False
+
+    def _make_room(self, for_warm_up: bool) -> None:
+        """Refuse one more in a full queue; a request takes the place of a warm-up there."""
+        if len(self._line) < self._limit:
+            return
+        if for_warm_up:
+            raise warm_up_gives_way("the engine has enough to do")
+        if not self._line or not self._line[-1].is_warm_up:
+            raise too_many_requests(len(self._line), max(0.1, self._typical_s))
+        warm_up = self._line.pop()
+        if not warm_up.turn.done():  # else it has just been cancelled
+            warm_up.turn.set_exception(warm_up_gives_way("requests came that need its place"))
 
     async def _wait(self, place: _Place) -> None:
-        bisect.insort_right(self._line, place, key=lambda waiting: waiting.number)
+        bisect.insort_right(self._line, place, key=lambda waiting: waiting.rank)
         self._tell_places(self._line.index(place))
         try:
             await place.turn
         except asyncio.CancelledError:
             if not place.turn.cancelled():
-                self._next()  # its turn had just come
+                if place.turn.exception() is None:
+                    self._next()  # its turn had just come
             elif place in self._line:
                 index = self._line.index(place)
                 del self._line[index]

@@ -20,8 +20,17 @@ from weighbridge_proto.fit.v1 import weights_pb2
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.clock import Clock
-from weighbridge_engines.host.footprint import Footprint, FootprintVerdict, Probe, grown, judge, shrunk
-from weighbridge_engines.host.kind import EngineLostError, Kind, Runtime
+from weighbridge_engines.host.footprint import (
+    Footprint,
+    FootprintVerdict,
+    Probe,
+    grown,
+    judge,
+    placed_bytes,
+    raised,
+    shrunk,
+)
+from weighbridge_engines.host.kind import EngineLostError, Kind, MemoryAnnounced, Runtime
 from weighbridge_engines.host.lease import LeaseHold
 from weighbridge_engines.host.ledger import ClaimTerms
 from weighbridge_engines.host.occupancy import Occupancy
@@ -187,6 +196,11 @@ class Residency:
         if self.measured_as is None or planned_bytes(plan) > planned_bytes(self.measured_as):
             self.measured_as = plan
 
+    def set_trouble(self, trouble: Trouble) -> None:
+        """It must end at once; the first trouble tells why."""
+        if not self.trouble.done():
+            self.trouble.set_result(trouble)
+
     async def until_free(self) -> None:
         """Return when nobody uses it, or when it must not be waited for."""
         await self.use.until_free(unless=self.forced)
@@ -261,7 +275,28 @@ class Residency:
         await until_ready(child, runtime.is_ready, ReadinessPolicy(timeout_s=self._around.policy.start_timeout_s))
         async with contextlib.aclosing(runtime.load(self.plan)) as progress:
             async for step in progress:
-                tell(engine_pb.LoadModelResponse(starting=step))
+                if isinstance(step, MemoryAnnounced):
+                    await self._raise_to(step.total_bytes)
+                else:
+                    tell(engine_pb.LoadModelResponse(starting=step))
+
+    async def _raise_to(self, total_bytes: int) -> None:
+        """Make the lease cover what the engine says that it will hold; else it must end, before it holds it."""
+        if (claim := raised(self.hold.lease, total_bytes)) is None:
+            return
+        granted = placed_bytes(self.hold.lease)
+        try:
+            await self.hold.resize(claim)
+        except LeaseEndingError:
+            raise _lease_over() from None
+        except RequestError as error:
+            if error.failure.code is grpc.StatusCode.UNAVAILABLE:
+                raise  # nobody has said that there is no room
+            failure = failures.announced_too_much(self._around.kind.title, total_bytes, granted, error.failure.message)
+            self.set_trouble(Trouble("OUT_OF_GRANT", failure))
+            raise RequestError.from_failure(failure) from error
+        self.hold.granted_bytes = max(self.hold.granted_bytes, self.hold.charged_bytes)
+        _log.info("lease_raised", lease_id=self.hold.lease_id, announced_bytes=total_bytes, granted_bytes=granted)
 
     async def _unless_trouble(self, work: Awaitable[None]) -> None:
         working = asyncio.ensure_future(work)
@@ -311,17 +346,13 @@ class Residency:
 
         contextvars.Context().run(self._watchers.start, run(), f"watch-{name}-{self.hold.lease_id}")
 
-    def _set_trouble(self, trouble: Trouble) -> None:
-        if not self.trouble.done():
-            self.trouble.set_result(trouble)
-
     async def _watch_lease(self) -> None:
         failure = await asyncio.shield(self.hold.lost)
         if failure.reason == "OUT_OF_GRANT":
-            self._set_trouble(Trouble("OUT_OF_GRANT", failure))
+            self.set_trouble(Trouble("OUT_OF_GRANT", failure))
         else:
             _log.error("lease_lost", lease_id=self.hold.lease_id, reason=failure.reason)
-            self._set_trouble(Trouble("LEASE_LOST", _lease_over().failure))
+            self.set_trouble(Trouble("LEASE_LOST", _lease_over().failure))
 
     async def _watch_child(self, child: Child) -> None:
         self._ended_by(child, await child.wait())
@@ -342,14 +373,14 @@ class Residency:
         )
         _log.warning("engine_ended", lease_id=self.hold.lease_id, **why.metadata)
         failure = failures.engine_died(why) if facts.was_ready else failures.start_failed(why)
-        self._set_trouble(Trouble("CRASHED", failure, is_crash=True))
+        self.set_trouble(Trouble("CRASHED", failure, is_crash=failure.reason != failures.ENGINE_LOCKED))
 
     async def _watch_footprint(self, footprint: Footprint) -> None:
         while True:
             held = await footprint.measure()
             grant = self.hold.charged_host_bytes
             if judge(held, grant, self._priced_host_bytes) is FootprintVerdict.KILL:
-                self._set_trouble(
+                self.set_trouble(
                     Trouble("OUT_OF_GRANT", failures.out_of_grant(format_gib(held), format_gib(grant), held, grant))
                 )
                 return
@@ -385,7 +416,7 @@ class Residency:
             {"cause": "HANGS"},
             retry_after_s=0.5,
         )
-        self._set_trouble(Trouble("HANGS", failure, is_crash=True))
+        self.set_trouble(Trouble("HANGS", failure, is_crash=True))
 
     async def _watch_idle(self) -> None:
         await self.use.until_idle()

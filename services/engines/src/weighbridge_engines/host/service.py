@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
 
 from weighbridge_common import processes
 from weighbridge_common.server import ServerContext
@@ -89,12 +88,7 @@ async def build_engine_service(
             run_dir=run_dir,
             log=RingLog(now=clock.wall),
             record=record,
-            policy=ResidencyPolicy(
-                start_timeout_s=_at_least(kind.least_start_timeout_s, settings, "start_timeout_s"),
-                stop_grace_s=_at_least(kind.least_stop_grace_s, settings, "stop_grace_s"),
-                queue_limit=settings.queue_limit,
-                footprint_period_s=settings.footprint_period_s,
-            ),
+            policy=policy_of(settings, kind),
             clock=clock,
             probe=probe,
         )
@@ -114,10 +108,20 @@ async def build_engine_service(
         return EngineService(host, tasks, opened.pop_all())
 
 
-def _at_least(least: float, settings: EngineSettings, name: Literal["start_timeout_s", "stop_grace_s"]) -> float:
-    """A time that somebody has set as it is; else the default, or what the kind of engine needs where that is more."""
-    seconds: float = getattr(settings, name)
-    return seconds if name in settings.model_fields_set else max(seconds, least)
+def policy_of(settings: EngineSettings, kind: Kind) -> ResidencyPolicy:
+    """The figures of a residency. A time that somebody has set is taken as it is; a default is raised to what the kind
+    of engine needs."""
+    start_timeout_s, stop_grace_s = settings.start_timeout_s, settings.stop_grace_s
+    if "start_timeout_s" not in settings.model_fields_set:
+        start_timeout_s = max(start_timeout_s, kind.least_start_timeout_s)
+    if "stop_grace_s" not in settings.model_fields_set:
+        stop_grace_s = max(stop_grace_s, kind.least_stop_grace_s)
+    return ResidencyPolicy(
+        start_timeout_s=start_timeout_s,
+        stop_grace_s=stop_grace_s,
+        queue_limit=settings.queue_limit,
+        footprint_period_s=settings.footprint_period_s,
+    )
 
 
 def _image_servicer(host: EngineHost) -> image_service_pb2_grpc.ImageServiceServicer:

@@ -21,15 +21,22 @@ class Visit:
         wish: what the call wants.
         wants_use: whether it is going to use the model, not only to have it loaded.
         plan: the wish's plan, where it is made already.
+        may_load: whether the model is loaded if it is not; else the call is refused.
     """
 
     def __init__(
-        self, host: EngineHost, wish: Wish, wants_use: bool, plan: fit_pb.PlanModelResponse | None = None
+        self,
+        host: EngineHost,
+        wish: Wish,
+        wants_use: bool,
+        plan: fit_pb.PlanModelResponse | None = None,
+        may_load: bool = True,
     ) -> None:
         self._host = host
         self._wish = wish
         self._plan = plan
         self._wants_use = wants_use
+        self._may_load = may_load
         self._job: LoadJob | None = None
         self._residency: Residency | None = None
 
@@ -56,7 +63,7 @@ class Visit:
             if (ready := host.find_ready(wish, key)) is not None:
                 self._have(ready)
                 return
-            job = host.find_job(wish, key)
+            job = host.find_job(wish, key) if self._may_load else None
             if job is None:
                 if key is None:
                     raise failures.no_model_loaded(ending=host.current is not None)
@@ -65,6 +72,8 @@ class Visit:
                 if isinstance(same, Residency):
                     self._have(same)
                     return
+                if not self._may_load:
+                    raise failures.warm_up_loads_nothing()
                 job = same or host.start_load(wish, key, plan)
             self._job = job
             job.join(self, self._wants_use)

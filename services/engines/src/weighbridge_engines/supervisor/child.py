@@ -54,8 +54,8 @@ class ChildSpec:
         classify: looks at each line of output, and whether it came on standard error, and says whether the engine
             cannot go on after it.
         exit_meanings: what it means by its exit codes.
-        second_term_after_s: a second SIGTERM follows the first by this much, within the grace, for an engine that gives up
-            what it is at only then; None: there is one.
+        second_term_after_s: a second SIGTERM follows the first by this much, within the grace, for an engine that gives
+            up what it is at only then; None: there is one.
         explain: says why it ended, where its own output tells more than an exit does; None: the exit and a fatal line
             tell.
     """

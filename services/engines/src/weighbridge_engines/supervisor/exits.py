@@ -9,6 +9,10 @@ from enum import StrEnum
 from types import MappingProxyType
 
 
+ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals by which people and systems end a program; no program fails by one."""
+
+
 class ExitCause(StrEnum):
     """What ended an engine."""
 
@@ -19,13 +23,15 @@ class ExitCause(StrEnum):
     ILLEGAL_INSTRUCTION = "ILLEGAL_INSTRUCTION"
     """It was built for another processor."""
     KILLED = "KILLED"
-    """Somebody else killed it (SIGKILL), or the kernel did where that cannot be told."""
+    """Somebody else ended it by a signal, or the kernel killed it where that cannot be told."""
     CRASHED = "CRASHED"
     """It ended by a signal of its own making, or printed that it must."""
     EXITED = "EXITED"
     """It ended by itself with an exit code."""
     CANNOT_START = "CANNOT_START"
     """The program could not be executed at all."""
+    LOCK_HELD = "LOCK_HELD"
+    """Another program of its kind, outside the suite, has the machine to itself."""
     GUARD_LOST = "GUARD_LOST"
     """Its guard was killed, and it was ended with it."""
 
@@ -141,6 +147,8 @@ def _cause(facts: ExitFacts, name: str, meanings: Mapping[int, str]) -> tuple[Ex
         return ExitCause.KILLED, f"{name} was killed (SIGKILL) from outside{unsure}."
     if facts.fatal is not None:
         return facts.fatal.cause, f"{name} ended: {facts.fatal.text}"
+    if number in ASKS_TO_END:
+        return ExitCause.KILLED, f"{name} was ended by somebody else's signal ({signal_name(number)})."
     if number == signal.SIGILL:
         return (
             ExitCause.ILLEGAL_INSTRUCTION,
