@@ -104,6 +104,55 @@ def flash(mix: str = "q2", q4_layers: Sequence[int] = ()) -> tuple[TensorFact, .
     return tuple(found)
 
 
+_MEASURED = ("token_embd", "attn_kv.", "attn_compressor_ape", "indexer_compressor_norm", "_exps.")
+
+
+def slim(tensors: Sequence[TensorFact]) -> tuple[TensorFact, ...]:
+    """The same bytes in a header that is read in a tenth of the time: what no measure is read from is one tensor."""
+    kept = tuple(each for each in tensors if any(part in each.name for part in _MEASURED))
+    rest = sum(each.bytes for each in tensors) - sum(each.bytes for each in kept)
+    return (*kept, tensor("output.weight", "I8", rest))
+
+
+def pro() -> tuple[TensorFact, ...]:
+    """V4 PRO by its shape: more layers than Flash has. Its own sizes are not published; these are Flash's, 61 times."""
+    found = slim(flash())
+    more = [
+        each._replace(name=each.name.replace(f"blk.{twin}.", f"blk.{layer}."))
+        for layer in range(LAYERS, 61)
+        for twin in (41 + layer % 2,)
+        for each in found
+        if each.name.startswith(f"blk.{twin}.")
+    ]
+    return (*found, *more)
+
+
+def _experts(layers: Sequence[int], gate: str, down: str, hidden: int, inner: int, experts: int) -> list[TensorFact]:
+    return [
+        tensor(f"blk.{layer}.ffn_{part}_exps.weight", dtype, *shape, experts)
+        for layer in layers
+        for part, dtype, shape in (
+            ("gate", gate, (hidden, inner)),
+            ("up", gate, (hidden, inner)),
+            ("down", down, (inner, hidden)),
+        )
+    ]
+
+
+def v41(mix: str = "q2") -> tuple[TensorFact, ...]:
+    """V4.1 Flash by its measures: 40 layers of 384 experts, Engram tables, and one tensor for all that stays."""
+    gate, down = MIXES[mix]
+    tables = tensor("blk.1.engram_embd.weight", "I8", 202_778_032_400)
+    stays = tensor("output.weight", "I8", 10_061_367_744)
+    return (tables, stays, *_experts(range(40), gate, down, 5120, 2304, 384))
+
+
+def glm() -> tuple[TensorFact, ...]:
+    """GLM 5.2 by its measures: 75 layers of 256 experts in IQ2_XXS, and one tensor for all that stays."""
+    stays = tensor("output.weight", "I8", 21_048_719_424)
+    return (stays, *_experts(range(3, 78), "IQ2_XXS", "IQ2_XXS", 6144, 2048, 256))
+
+
 def facts_of(
     tensors: Sequence[TensorFact], architecture: str = "deepseek4", header: int = HEADER_BYTES, name: str = "model.gguf"
 ) -> WeightFacts:

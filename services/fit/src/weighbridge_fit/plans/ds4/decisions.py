@@ -28,6 +28,10 @@ from weighbridge_fit.plans.ds4.standing import Frame, standing_lines
 from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Note
 
+# Models whose own draft block ds4 uses: GLM (--glm-mtp), and since September 2026 Qwen (--mtp without a file). A block
+# in a DeepSeek file is not read: those draft with a file beside the model.
+_DRAFTS_WITH_ITS_BLOCK = (Family.GLM, Family.OTHER)
+
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
@@ -86,7 +90,7 @@ def decide_launch(
     streams, notes = _residency(desk)
     vision, vision_notes = _vision(desk)
     drafter = companion_of(model, DRAFTER)
-    kind = drafter_kind(model, drafter, draft_block=weights.draft_block)
+    kind = drafter_kind(model, drafter, draft_block=weights.draft_block and weights.family in _DRAFTS_WITH_ITS_BLOCK)
     drafter_bytes = _drafter_bytes(desk, drafter)
     vision_bytes = vision.file_bytes if vision else 0
     drafting = decide(

@@ -55,7 +55,10 @@ _WHY = {
         "ds4 refuses a drafter while experts are streamed, for every model but DeepSeek V4.1. It needs a model that "
         "stays in memory whole (stream_experts=false) with 32 GiB to spare."
     ),
-    DraftReason.NO_ROOM: "the drafter does not fit beside the weights, which are worth far more in memory.",
+    DraftReason.NO_ROOM: (
+        "the drafter does not fit beside the weights, or beside the least expert cache, which are worth far more in "
+        "memory."
+    ),
     DraftReason.AUTO_STREAMED: "drafting a streamed launch can be slower; draft_policy=on drafts all the same.",
     DraftReason.AUTO_NOT_CUDA: "on Metal drafting was measured to lose; draft_policy=on drafts all the same.",
     DraftReason.AUTO_SLIGHT_GAIN: (
