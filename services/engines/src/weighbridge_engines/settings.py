@@ -51,6 +51,34 @@ class EngineSettings(ServiceSettings):
             "else ~/.weighbridge/bin/sd-server."
         ),
     )  # fmt: skip
+    ds4_server: str = Field(
+        default="", max_length=4096,
+        description=(
+            "The ds4-server of ds4 (DwarfStar): the program, or a folder that has it. Empty: the first on PATH, else "
+            "~/.weighbridge/bin/ds4-server."
+        ),
+    )  # fmt: skip
+    ds4_lock_file: str = Field(
+        default="", max_length=4096,
+        description=(
+            "The lock of the ds4 engine, for tests and for a second ds4 that is meant to run beside another. Empty: the "
+            "one that all ds4 processes of a machine share, so that one of them runs at a time."
+        ),
+    )  # fmt: skip
+    ds4_idle_limit_s: float = Field(
+        default=600.0, ge=1, le=86400,
+        description=(
+            "Seconds for which the ds4 engine may say nothing in an answer. It is silent while it reads a piece of a "
+            "prompt, which takes minutes where experts come from a slow disk."
+        ),
+    )  # fmt: skip
+    ds4_kv_dir: str = Field(
+        default="", max_length=4096,
+        description=(
+            "Where the ds4 engine keeps conversations on disk, with their text: one folder of up to 16 GiB for each "
+            "model. Empty: ~/.cache/weighbridge/ds4/kv. Load with disk_kv=false to keep none."
+        ),
+    )  # fmt: skip
     fence_when_silent: Literal["auto", "on", "off"] = Field(
         default="auto",
         description=(
