@@ -61,8 +61,8 @@ class EngineSettings(ServiceSettings):
     ds4_lock_file: str = Field(
         default="", max_length=4096,
         description=(
-            "The lock of the ds4 engine, for tests and for a second ds4 that is meant to run beside another. Empty: the "
-            "one that all ds4 processes of a machine share, so that one of them runs at a time."
+            "The lock of the ds4 engine, for tests and for a second ds4 that is meant to run beside another. Empty: "
+            "the one that all ds4 processes of a machine share, so that one of them runs at a time."
         ),
     )  # fmt: skip
     ds4_idle_limit_s: float = Field(

@@ -11,6 +11,7 @@ from weighbridge_engines.ds4.events import (
     PromptStarted,
     RequestEnded,
     RequestEvent,
+    RequestEvent,
     Warmed,
     Warming,
 )
