@@ -11,7 +11,6 @@ from weighbridge_engines.ds4.events import (
     PromptStarted,
     RequestEnded,
     RequestEvent,
-    RequestEvent,
     Warmed,
     Warming,
 )
