@@ -118,6 +118,14 @@ class FakeState:
         self.watched = threading.Event()
         self.catalog: set[str] = set()
         self.answer = ["The capital ", "is Paris."]
+        self.deltas: list[chat_service_pb2.ChatDelta] = []
+        """What an answer is made of, in place of the texts of `answer`."""
+        self.ended_in_thinking = False
+        self.engine_kind = plan_pb2.ENGINE_KIND_MLX
+        self.draining = 0
+        """Requests that were given up and that each engine still works on."""
+        self.asked_while_draining = threading.Event()
+        """Set when an engine told of them."""
         self.waits: list[engine_service_pb2.LoadModelResponse] = []
         """What a load tells between its plan and its admission."""
         self.rests: list[chat_service_pb2.ChatWaiting] = []
@@ -287,11 +295,12 @@ class FakeEngine(engine_service_pb2_grpc.EngineServiceServicer):
     def engine(self) -> engine_service_pb2.Engine:
         version, why_not = self.state.runtime
         engine = engine_service_pb2.Engine(
-            kind=plan_pb2.ENGINE_KIND_MLX,
+            kind=self.state.engine_kind,
             runtime_version=version,
             available=not why_not,
             unavailable_reason=why_not,
             state=engine_service_pb2.ENGINE_STATE_READY,
+            requests_draining=self.state.draining,
         )
         engine.model.model_name = "tiny"
         engine.model.lease.CopyFrom(lease())
@@ -300,6 +309,8 @@ class FakeEngine(engine_service_pb2_grpc.EngineServiceServicer):
 
     async def GetEngine(self, request: Any, context: Any) -> engine_service_pb2.GetEngineResponse:  # noqa: N802
         await self.state.ask("GetEngine", request, context)
+        if self.state.draining:
+            self.state.asked_while_draining.set()
         return engine_service_pb2.GetEngineResponse(engine=self.engine())
 
     async def LoadModel(  # noqa: N802
@@ -329,8 +340,11 @@ class FakeChat(chat_service_pb2_grpc.ChatServiceServicer):
             for waiting in self.state.rests:
                 yield chat_service_pb2.ChatResponse(waiting=waiting)
             yield chat_service_pb2.ChatResponse(started=chat_service_pb2.ChatStarted(model_name="tiny"))
-            for text in self.state.answer:
-                yield chat_service_pb2.ChatResponse(delta=chat_service_pb2.ChatDelta(text=text))
+            if self.state.draining:
+                # Nothing comes until somebody has asked why.
+                await asyncio.to_thread(self.state.asked_while_draining.wait, 60)
+            for delta in self.state.deltas or [chat_service_pb2.ChatDelta(text=text) for text in self.state.answer]:
+                yield chat_service_pb2.ChatResponse(delta=delta)
             await self.state.ask("Chat", request, context)
             if self.state.hang_after_answer:
                 self.state.hanging.set()
@@ -338,7 +352,9 @@ class FakeChat(chat_service_pb2_grpc.ChatServiceServicer):
         except asyncio.CancelledError:
             self.state.cancelled.set()
             raise
-        finished = chat_service_pb2.ChatFinished(reason=chat_service_pb2.FINISH_REASON_STOP)
+        finished = chat_service_pb2.ChatFinished(
+            reason=chat_service_pb2.FINISH_REASON_STOP, ended_in_thinking=self.state.ended_in_thinking
+        )
         finished.usage.prompt_tokens = 12
         finished.usage.output_tokens = 21
         finished.usage.time_to_first_token.FromMilliseconds(250)
@@ -449,6 +465,15 @@ def fake_suite(unstarted_suite: FakeSuite) -> Iterator[FakeSuite]:
 def image_suite(run_dir: Path) -> Iterator[FakeSuite]:
     """A running fake suite that has an engine for images too."""
     suite = FakeSuite(run_dir, ("mlx", "sd"))
+    suite.start()
+    yield suite
+    suite.stop()
+
+
+@pytest.fixture
+def ds4_suite(run_dir: Path) -> Iterator[FakeSuite]:
+    """A running fake suite that has an engine for DeepSeek-class chats too."""
+    suite = FakeSuite(run_dir, ("mlx", "ds4"))
     suite.start()
     yield suite
     suite.stop()

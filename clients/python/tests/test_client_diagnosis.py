@@ -9,19 +9,12 @@ import pytest
 from click.testing import CliRunner
 from weighbridge import Suite
 from weighbridge.cli import main
-from weighbridge.diagnosis import (
-    Check,
-    State,
-    check_catalogue,
-    check_machine,
-    check_run_folder,
-    check_sd_server,
-    check_versions,
-    diagnose,
-    next_step,
-)
+from weighbridge.diagnosis import check_catalogue, check_machine, check_run_folder, check_versions, diagnose
+from weighbridge.findings import Check, State, next_step
 from weighbridge.pull.folder import WORK_NAME
+from weighbridge.runtimes import check_ds4_room, check_found, check_runtime
 from weighbridge.supervision.lock import RunLock
+from weighbridge_proto.engines.v1 import engine_service_pb2
 from weighbridge_proto.fit.v1 import fit_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
@@ -109,16 +102,95 @@ async def test_without_an_engine_sd_server_is_looked_for_as_the_engine_would(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("WEIGHBRIDGE_ENGINES_SD_SERVER", str(tmp_path))
-    missing = await check_sd_server()
-    assert missing is not None
+    async with Suite() as suite:
+        (missing,) = await check_runtime(suite, "sd")
     assert (missing.state, missing.next_step) == (State.ABSENT, ""), "chats need none"
     assert "WEIGHBRIDGE_ENGINES_SD_SERVER" in missing.detail
     program = tmp_path / "sd-server"
     program.write_text("#!/bin/sh\necho 'stable-diffusion.cpp version v9, commit abc'\necho '  --listen-port N'\n")
     program.chmod(0o755)
-    there = await check_sd_server()
-    assert there is not None
+    async with Suite() as suite:
+        (there,) = await check_runtime(suite, "sd")
     assert (there.state, there.detail) == (State.OK, f"stable-diffusion.cpp v9, cpu, at {program}")
+
+
+FOUND_DS4 = {
+    "path": "/opt/ds4/ds4-server",
+    "layout": "2026-07",
+    "compute": "metal",
+    "lacks": [],
+    "metal_sources": "/opt/ds4",
+    "lock_file": "/tmp/ds4.lock",
+    "lock_pid": None,
+    "kv_folder": "/home/me/kv",
+    "kv_bytes": 3 << 30,
+}
+"""What the finder prints of a Mac where all is well."""
+
+
+def ds4_engine(state: str = "READY", pid: int = 77) -> engine_service_pb2.Engine:
+    engine = engine_service_pb2.Engine(state=engine_service_pb2.EngineState.Value(f"ENGINE_STATE_{state}"))
+    engine.model.process.pid = pid
+    return engine
+
+
+def test_a_ds4_server_is_told_with_its_sources_and_its_checkpoints() -> None:
+    runtime = check_found("ds4", FOUND_DS4)
+    assert (runtime.state, runtime.detail) == (State.OK, "ds4 of 2026-07 or later, metal, at /opt/ds4/ds4-server")
+    found = by_name(check_ds4_room(FOUND_DS4, None))
+    assert set(found) == {"ds4 metal sources", "ds4 checkpoints"}
+    assert found["ds4 checkpoints"].detail == "3.00 GiB of conversations in /home/me/kv"
+
+
+def test_what_a_ds4_build_lacks_is_told_before_a_plan_is_refused() -> None:
+    found = by_name(check_ds4_room({**FOUND_DS4, "lacks": ["--dspark", "--vision"]}, None))
+    assert "--dspark, --vision" in found["ds4 flags"].detail
+
+
+@pytest.mark.parametrize(("engine", "state"), [(None, State.ABSENT), (ds4_engine(), State.BROKEN)])
+def test_metal_without_its_sources_cannot_start(engine: Any, state: State) -> None:
+    found = by_name(check_ds4_room({**FOUND_DS4, "metal_sources": None}, engine))
+    assert found["ds4 metal sources"].state is state
+    assert "WEIGHBRIDGE_ENGINES_DS4_SERVER" in found["ds4 metal sources"].next_step
+    assert "ds4 metal sources" not in by_name(check_ds4_room({**FOUND_DS4, "compute": "cuda"}, engine))
+
+
+@pytest.mark.parametrize(
+    ("engine", "holder", "state"),
+    [
+        (None, 4321, State.ABSENT),
+        (ds4_engine(pid=77), 4321, State.BROKEN),
+        (ds4_engine(pid=77), 77, None),
+        (ds4_engine("LOADING", pid=0), 4321, None),
+        (ds4_engine("EMPTY", pid=0), 4321, State.BROKEN),
+    ],
+)
+def test_a_lock_is_in_the_way_unless_it_is_this_suite_s_own(engine: Any, holder: int, state: State | None) -> None:
+    check = by_name(check_ds4_room({**FOUND_DS4, "lock_pid": holder}, engine)).get("ds4 lock")
+    assert (None if check is None else check.state) is state
+    if check is not None:
+        assert f"process {holder}" in check.detail
+
+
+async def test_ds4_is_looked_for_by_the_engine_s_own_finder(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("WEIGHBRIDGE_ENGINES_DS4_SERVER", str(tmp_path))
+    monkeypatch.setenv("WEIGHBRIDGE_ENGINES_DS4_LOCK_FILE", str(tmp_path / "lock"))
+    async with Suite() as suite:
+        (missing,) = await check_runtime(suite, "ds4")
+        assert (missing.state, missing.next_step) == (State.ABSENT, ""), "other chats need none"
+        program = tmp_path / "ds4-server"
+        program.write_text("#!/bin/sh\necho '  --ctx N'\necho '  --kv-disk-dir DIR'\n")
+        program.chmod(0o755)
+        found = by_name(await check_runtime(suite, "ds4"))
+    assert found["ds4 runtime"].detail == f"ds4 of 2026-05 or later, cpu, at {program}"
+    assert "--ssd-streaming" in found["ds4 flags"].detail
+
+
+def test_a_finder_that_says_nothing_is_an_installation_to_mend() -> None:
+    assert (check_found("ds4", {}).state, check_found("sd", {}).state) == (State.BROKEN, State.BROKEN)
 
 
 async def test_a_download_that_did_not_end_and_a_manifest_left_out_are_found(fake_suite: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from weighbridge.cli import main
 from weighbridge.supervision.services import ENGINE_MODULES, MissingServiceError, suite_services
 from weighbridge_proto.engines.v1 import image_service_pb2
+from weighbridge_proto.engines.v1.engine_service_pb2 import LoadModelRequest
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.fit.v1.fit_service_pb2 import PlanModelRequest
@@ -246,10 +247,22 @@ def test_load_asks_the_plan_of_what_is_to_be_loaded_which_engine_it_is_for(image
     assert planned.options.sd.parts["vae"] == str(folder / "vae.safetensors"), "without it no law may know the model"
 
 
-def test_an_engine_whose_libraries_are_missing_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINE_MODULES, "sd", ("no_such_library_of_anybody",))
-    with pytest.raises(MissingServiceError, match=r"pip install 'weighbridge-engines\[sd\]'"):
-        suite_services(["sd"])
+def test_load_says_how_large_the_renders_will_be(image_suite: Any) -> None:
+    image_suite.state.plan.engine_kind = plan_pb2.ENGINE_KIND_SD
+    load = ("load", "/m", "--engine", "sd")
+    assert CliRunner().invoke(main, [*load, "--size", "768x512", "--batch", "2"]).exit_code == 0
+    assert CliRunner().invoke(main, [*load, "--quality", "high"]).exit_code == 0
+    assert CliRunner().invoke(main, [*load, "--size", "64x64", "--context", "4096"]).exit_code == 2
+    sized, tiered = (request.workload.image for request in image_suite.state.asked(LoadModelRequest))
+    assert (sized.width_px, sized.height_px, sized.batch) == (768, 512, 2)
+    assert (tiered.quality, tiered.width_px) == (plan_pb2.QUALITY_TIER_HIGH, 0)
+
+
+@pytest.mark.parametrize("kind", ["sd", "ds4"])
+def test_an_engine_whose_libraries_are_missing_is_not_started(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setitem(ENGINE_MODULES, kind, ("no_such_library_of_anybody",))
+    with pytest.raises(MissingServiceError, match=rf"pip install 'weighbridge-engines\[{kind}\]'"):
+        suite_services([kind])
 
 
 def test_without_an_engine_for_images_it_says_how_to_start_one(fake_suite: Any) -> None:

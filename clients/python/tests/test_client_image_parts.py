@@ -182,14 +182,13 @@ async def test_a_bar_follows_the_load_s_bar_and_ends_with_the_render(image_suite
     to = Console(file=io.StringIO(), force_terminal=True, width=100)
     starting = engine_service_pb2.LoadStarting(phase="weights", fraction=0.5)
     load = engine_service_pb2.LoadModelResponse(starting=starting)
-    async with Suite() as suite:
-        with RenderDisplay(to, suite) as display:
-            await display.show(image_service_pb2.GenerateImageResponse(load=load))
-            await display.show(progress("sampling", 3, 20))
-            await display.show(image_service_pb2.GenerateImageResponse(load=load))
-            await display.show(progress("sampling", 4, 20))
-            await display.show(image_service_pb2.GenerateImageResponse(finished=image_service_pb2.ImageFinished()))
-            to.print("after")
+    async with Suite() as suite, RenderDisplay(to, suite.engine("sd")) as display:
+        await display.show(image_service_pb2.GenerateImageResponse(load=load))
+        await display.show(progress("sampling", 3, 20))
+        await display.show(image_service_pb2.GenerateImageResponse(load=load))
+        await display.show(progress("sampling", 4, 20))
+        await display.show(image_service_pb2.GenerateImageResponse(finished=image_service_pb2.ImageFinished()))
+        to.print("after")
     shown = to.file.getvalue()  # type: ignore[attr-defined] # the StringIO given above
     assert "RENDERING sampling 3/20" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h"), "each bar gives the cursor back"

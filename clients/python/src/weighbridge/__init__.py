@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from weighbridge_proto.errors import RpcFailure
 
     from weighbridge.admitting import admit
+    from weighbridge.answers import Answer
     from weighbridge.client import Suite
     from weighbridge.engine_client import Engine
     from weighbridge.failures import CallError
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from weighbridge.machines import parse_machine
     from weighbridge.pictures import Picture, Rendering
     from weighbridge.sync import SyncSuite
+    from weighbridge.tools import tools_from_json
     from weighbridge.version import __version__
 
 __all__ = [
+    "Answer",
     "CallError",
     "Engine",
     "Interruption",
@@ -33,9 +36,11 @@ __all__ = [
     "admit",
     "follow",
     "parse_machine",
+    "tools_from_json",
 ]
 
 _HOMES = {
+    "Answer": "weighbridge.answers",
     "CallError": "weighbridge.failures",
     "Engine": "weighbridge.engine_client",
     "Interruption": "weighbridge.following",
@@ -48,6 +53,7 @@ _HOMES = {
     "admit": "weighbridge.admitting",
     "follow": "weighbridge.following",
     "parse_machine": "weighbridge.machines",
+    "tools_from_json": "weighbridge.tools",
 }
 
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import grpc
-from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import requirement_pb2
 
@@ -68,7 +67,7 @@ async def admit(
         async for event in call:
             yield event
     except grpc.RpcError as error:
-        raise CallError(RpcFailure.from_rpc_error(error)) from error
+        raise CallError.from_rpc_error(error) from error
     finally:
         # Without it a caller that stops early would leave its claim waiting.
         call.cancel()

@@ -1,15 +1,11 @@
 """What is found of the suite on this machine, what is missing, and the one next step."""
 
 import asyncio
-import contextlib
-import json
 import os
 import platform
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from weighbridge_proto import targets
@@ -18,63 +14,18 @@ from weighbridge_proto.memory.v1 import machine_pb2
 
 from weighbridge.client import Suite
 from weighbridge.failures import CallError
+from weighbridge.findings import Check, State
 from weighbridge.models import model_named
 from weighbridge.pull.folder import LOCK_NAME, WORK_NAME
+from weighbridge.runtimes import check_runtime
 from weighbridge.sizes import format_size
 from weighbridge.supervision.lock import is_supervised
-from weighbridge.supervision.services import ENGINE_KINDS, is_installed
+from weighbridge.supervision.services import ENGINE_KINDS
 from weighbridge.version import DISTRIBUTIONS, installed_version
 
 CLIENT_DISTRIBUTIONS = ("weighbridge", "weighbridge-proto")
 START = "weighbridge up"
 INSTALL = "pip install 'weighbridge[suite]'"
-INSTALL_MLX = "pip install 'weighbridge-engines[mlx]'"
-NAME_SD_SERVER = "put sd-server on PATH, or name it with WEIGHBRIDGE_ENGINES_SD_SERVER, and start the suite again"
-
-RUNTIME_STEPS = {"mlx": INSTALL_MLX, "sd": NAME_SD_SERVER}
-"""What to do about an engine that runs without its runtime."""
-
-SD_SERVER_FINDER = "weighbridge_engines.sd_server"
-"""Module that prints which sd-server is here: services are not imported by a client, so it is run."""
-
-SD_SERVER_TIMEOUT_S = 60.0
-"""The first time it hashes the program and its libraries, some hundred MB, and asks it for its flags."""
-
-
-class State(StrEnum):
-    """How a thing was found."""
-
-    OK = "ok"
-    ABSENT = "absent"
-    """Not there, and nothing needs it as things stand."""
-    BROKEN = "broken"
-    """Something needs it, and it is missing or wrong."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: the thing.
-        state: how it was found.
-        detail: what was seen, in a few words.
-        next_step: what to do about it; empty: nothing.
-    """
-
-    name: str
-    state: State
-    detail: str
-    next_step: str = ""
-
-
-def next_step(checks: Sequence[Check]) -> str:
-    """The one thing to do next: about what is broken, in order; else about what is absent; else nothing."""
-    for state in (State.BROKEN, State.ABSENT):
-        for check in checks:
-            if check.state is state and check.next_step:
-                return check.next_step
-    return ""
 
 
 def check_versions(found: Mapping[str, str | None], suite_answers: bool) -> list[Check]:
@@ -132,55 +83,6 @@ async def check_service(suite: Suite, name: str, expected: bool) -> Check:
     if stopped:
         return Check(name, State.BROKEN, f"not serving {', '.join(stopped)}", "weighbridge ps")
     return Check(name, State.OK, f"serves at {target}")
-
-
-async def check_engine(suite: Suite, kind: str) -> Check | None:
-    """Whether the engine ``kind`` can start its runtime; None if its service does not answer."""
-    try:
-        engine = (await suite.engine(kind).describe()).engine
-    except CallError:
-        return None
-    name = f"{kind} runtime"
-    if not engine.available:
-        return Check(name, State.BROKEN, engine.unavailable_reason, RUNTIME_STEPS.get(kind, "weighbridge ps"))
-    return Check(name, State.OK, engine.runtime_version)
-
-
-def check_mlx() -> Check:
-    """Whether MLX is installed here, for an engine that is not running."""
-    version = installed_version("mlx-lm")
-    if version is None or not is_installed("mlx"):
-        return Check("mlx runtime", State.ABSENT, "mlx-lm is not installed", INSTALL_MLX)
-    return Check("mlx runtime", State.OK, f"mlx-lm {version} is installed")
-
-
-async def check_sd_server() -> Check | None:
-    """Which sd-server is here, for an engine that is not running; None: the engines are not installed."""
-    name = "sd runtime"
-    if not is_installed("weighbridge_engines"):
-        return None
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        SD_SERVER_FINDER,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with asyncio.timeout(SD_SERVER_TIMEOUT_S):
-            printed, _ = await process.communicate()
-        found = json.loads(printed)
-    except (TimeoutError, ValueError):
-        return Check(name, State.BROKEN, "what sd-server is here cannot be told", INSTALL)
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if "missing" in found:
-        return Check(name, State.ABSENT, found["missing"])  # only images need it, and the text says what to do
-    return Check(name, State.OK, f"stable-diffusion.cpp {found['version']}, {found['backend']}, at {found['path']}")
 
 
 def check_machine(capacity: machine_pb2.Capacity) -> list[Check]:
@@ -270,11 +172,12 @@ def _is_configured(name: str, environ: Mapping[str, str]) -> bool:
     return targets.target_variable(name) in environ or targets.socket_path(name, environ).exists()
 
 
-def _not_started(check: Check) -> Check:
-    """An engine that a suite was started without is nothing to do something about."""
+def _not_started(check: Check, running: Sequence[str]) -> Check:
+    """An engine that a suite was started without, beside those ``running``, is nothing to do something about."""
     if check.state is not State.ABSENT:
         return check
-    return Check(check.name, State.ABSENT, f"not started: weighbridge up --engines {','.join(ENGINE_KINDS)}")
+    engines = ",".join(kind for kind in ENGINE_KINDS if f"engine-{kind}" in (*running, check.name))
+    return Check(check.name, State.ABSENT, f"not started: weighbridge up --engines {engines}")
 
 
 async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
@@ -296,14 +199,12 @@ async def diagnose(suite: Suite, environ: Mapping[str, str]) -> list[Check]:
         states = await asyncio.gather(
             *(check_service(suite, name, expected=_is_configured(name, environ)) for name in services)
         )
-        states = [_not_started(check) for check in states]
+        running = [check.name for check in states if check.state is not State.ABSENT]
+        states = [_not_started(check, running) for check in states]
     found = {name: installed_version(name) for name in DISTRIBUTIONS}
     checks += [*check_versions(found, suite_answers=answering), folder_check, *states]
     for kind in ENGINE_KINDS:
-        runtime = await check_engine(suite, kind)
-        if runtime is None:
-            runtime = check_mlx() if kind == "mlx" else await check_sd_server()
-        checks += [] if runtime is None else [runtime]
+        checks += await check_runtime(suite, kind)
     try:
         checks += check_machine((await suite.capacity()).capacity)
     except CallError:

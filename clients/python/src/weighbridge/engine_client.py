@@ -14,10 +14,10 @@ from weighbridge_proto.engines.v1 import (
     image_service_pb2,
     image_service_pb2_grpc,
 )
-from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.fit.v1 import plan_pb2, weights_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 
+from weighbridge.answers import Answer, collected_answer
 from weighbridge.failures import CallError, answered
 from weighbridge.pictures import Rendering, collected
 from weighbridge.reach import CALL_TIMEOUT_S
@@ -129,6 +129,10 @@ class Engine:
         """Stream one answer. A model that is not loaded is loaded first; the load's events come first then."""
         return self._stream(lambda: self.chats.Chat(request))
 
+    async def answer(self, request: chat_service_pb2.ChatRequest) -> Answer:
+        """Ask for one answer and return it when it is done."""
+        return await collected_answer(self.chat(request))
+
     def generate_image(
         self, request: image_service_pb2.GenerateImageRequest
     ) -> AsyncGenerator[image_service_pb2.GenerateImageResponse, None]:
@@ -150,7 +154,7 @@ class Engine:
             async for event in call:
                 yield event
         except grpc.RpcError as error:
-            raise CallError(RpcFailure.from_rpc_error(error)) from error
+            raise CallError.from_rpc_error(error) from error
         finally:
             # Without it a caller that stops early would leave the server working for nobody.
             call.cancel()

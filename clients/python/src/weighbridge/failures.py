@@ -1,5 +1,6 @@
 """What a failed call means to the caller, and to the shell."""
 
+import re
 from collections.abc import Awaitable
 from enum import IntEnum
 from typing import TypeVar
@@ -7,6 +8,8 @@ from typing import TypeVar
 import grpc
 from weighbridge_proto.errors import UNREACHABLE, RpcFailure
 from weighbridge_proto.memory.v1 import requirement_pb2
+
+from weighbridge.sizes import format_size
 
 T = TypeVar("T")
 
@@ -20,6 +23,34 @@ class CallError(Exception):
     def __init__(self, failure: RpcFailure) -> None:
         super().__init__(f"{failure.reason}: {failure.message}")
         self.failure = failure
+
+    @classmethod
+    def from_rpc_error(cls, error: grpc.RpcError) -> "CallError":
+        """What a failed call means, whoever failed it."""
+        failure = RpcFailure.from_rpc_error(error)
+        return cls((None if failure.is_ours else _too_large(failure)) or failure)
+
+
+MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+"""Reason of a call whose request or answer no message can carry: gRPC itself turns it away."""
+
+_LARGER = re.compile(r"(CLIENT|SERVER): (Sent|Received) message larger than max \((\d+) vs\. (\d+)\)")
+"""gRPC's words, as of 1.85 (2026-11)."""
+
+
+def _too_large(failure: RpcFailure) -> RpcFailure | None:
+    """What gRPC says of a message that is larger than it may be, for people; None: the failure is another one."""
+    found = _LARGER.search(failure.message)
+    if failure.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or found is None:
+        return None
+    side, verb, size, limit = found.groups()
+    metadata = {"message_bytes": size, "limit_bytes": limit}
+    holds = f"{format_size(int(size))}, and one message takes {format_size(int(limit))}"
+    if (side, verb) in (("CLIENT", "Sent"), ("SERVER", "Received")):
+        text = f"The request is too large: it has {holds}. Send fewer or smaller pictures, or a shorter text."
+    else:
+        text = f"The answer is too large: it has {holds}. Ask for less at once."
+    return RpcFailure(failure.code, MESSAGE_TOO_LARGE, text, metadata, is_ours=False)
 
 
 class ExitCode(IntEnum):
@@ -86,4 +117,4 @@ async def answered(call: Awaitable[T]) -> T:
     try:
         return await call
     except grpc.RpcError as error:
-        raise CallError(RpcFailure.from_rpc_error(error)) from error
+        raise CallError.from_rpc_error(error) from error

@@ -13,6 +13,7 @@ from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2, requirement_pb2
 
 from weighbridge.admitting import admit
+from weighbridge.answers import Answer
 from weighbridge.client import Suite
 from weighbridge.following import Interruption, follow
 from weighbridge.pictures import Rendering
@@ -151,6 +152,10 @@ class SyncSuite:
     ) -> Generator[chat_service_pb2.ChatResponse, None, None]:
         """See :meth:`weighbridge.Engine.chat`."""
         return self._iterate(lambda: self._suite.engine(kind).chat(request))
+
+    def answer(self, kind: str, request: chat_service_pb2.ChatRequest) -> Answer:
+        """See :meth:`weighbridge.Engine.answer`."""
+        return self._wait(self._suite.engine(kind).answer(request))
 
     def generate_image(
         self, kind: str, request: image_service_pb2.GenerateImageRequest

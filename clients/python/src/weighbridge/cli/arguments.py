@@ -205,6 +205,17 @@ def image_workload(
     )
 
 
+def one_workload(image: plan_pb2.Workload | None, chat: plan_pb2.Workload | None) -> plan_pb2.Workload | None:
+    """The workload of whichever options were given; None if none were.
+
+    Raises:
+        click.UsageError: those of both kinds.
+    """
+    if image is not None and chat is not None:
+        raise click.UsageError("Sizes and frames are for images, --context and --slots are for chat: give one kind.")
+    return image or chat
+
+
 def chat_workload(context: int | None, slots: int | None) -> plan_pb2.Workload | None:
     """The workload of ``--context`` and ``--slots``; None if neither is given."""
     if context is None and slots is None:
@@ -223,8 +234,14 @@ def engine_options(settings: tuple[str, ...], engine: str | None) -> plan_pb2.En
         options = parse_options(settings, engine if engine in ENGINES else None)
     except ValueError as wrong:
         raise click.BadParameter(str(wrong), param_hint="'--set'") from None
-    if options is not None and options.WhichOneof("engine") == "sd":
+    if options is None:
+        return None
+    if options.WhichOneof("engine") == "sd":
         for role, path in options.sd.parts.items():
             if (found := path_here(path)) is not None:
                 options.sd.parts[role] = str(found)
+    elif options.WhichOneof("engine") == "ds4":
+        for name in ("drafter_file", "vision_file"):
+            if options.ds4.HasField(name) and (found := path_here(getattr(options.ds4, name))) is not None:
+                setattr(options.ds4, name, str(found))
     return options

@@ -12,8 +12,9 @@ from weighbridge.cli.running import CommandError, run_command
 from weighbridge.cli.standalone import own_suite
 from weighbridge.cli.tables import plain_table
 from weighbridge.client import Suite
-from weighbridge.diagnosis import Check, State, check_catalogue, check_machine, diagnose, next_step
+from weighbridge.diagnosis import check_catalogue, check_machine, diagnose
 from weighbridge.failures import CallError, ExitCode
+from weighbridge.findings import Check, State, next_step
 from weighbridge.reach import HEALTH_SERVICES
 from weighbridge.supervision.services import is_installed
 

@@ -14,7 +14,10 @@ from weighbridge.cli.arguments import (
     chat_workload,
     engine_option,
     engine_options,
+    image_options,
+    image_workload,
     json_option,
+    one_workload,
     workload_options,
 )
 from weighbridge.cli.load_display import LoadDisplay
@@ -54,12 +57,19 @@ async def choose_engine(
     kind = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
     if f"engine-{kind}" not in targets.SERVICES:
         raise CommandError(f"No engine here can load {plan.model_name}: it can be priced, not run.")
+    if kind not in here:
+        raise CommandError(
+            f"{plan.model_name} is for the engine {kind}, which does not run here. What runs: {', '.join(here)}. Start "
+            f"the suite with `weighbridge up --engines {','.join((*here, kind))}`.",
+            ExitCode.UNREACHABLE,
+        )
     return suite.engine(kind)
 
 
 @click.command()
 @click.argument("model")
 @workload_options
+@image_options
 @engine_option
 @click.option("--priority", type=click.Choice(list(PRIORITY_OF_NAME)), help="How urgent it is. Default: normal.")
 @click.option("--pin", "--pinned", is_flag=True, help="Never make room for others, never unload for idleness.")
@@ -80,6 +90,13 @@ def load(
     context: int | None,
     slots: int | None,
     settings: tuple[str, ...],
+    size: tuple[int, int] | None,
+    quality: str | None,
+    frames: int | None,
+    batch: int | None,
+    references: int | None,
+    sources: int | None,
+    prompt_tokens: int | None,
     engine: str | None,
     priority: str | None,
     pin: bool,
@@ -89,7 +106,8 @@ def load(
     json_output: bool,
 ) -> None:
     """Load MODEL: plan it, admit it, start it. Ctrl-C stops the load and leaves nothing behind."""
-    workload = chat_workload(context, slots)
+    image = image_workload(size, quality, frames, batch, references, sources, prompt_tokens)
+    workload = one_workload(image, chat_workload(context, slots))
     options = engine_options(settings, engine)
 
     async def body() -> None:

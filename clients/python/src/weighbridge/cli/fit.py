@@ -15,6 +15,7 @@ from weighbridge.cli.arguments import (
     image_workload,
     json_option,
     machine_option,
+    one_workload,
     workload_options,
 )
 from weighbridge.cli.grid_table import grid_json, print_grid
@@ -88,9 +89,7 @@ def fit(
     MODEL is a catalogue id, a file or a folder. Exit code 3 if it won't run.
     """
     image = image_workload(size, quality, frames, batch, references, sources, prompt_tokens)
-    chat = chat_workload(context, slots)
-    if image is not None and chat is not None:
-        raise click.UsageError("Sizes and frames are for images, --context and --slots are for chat: give one kind.")
+    workload = one_workload(image, chat_workload(context, slots))
     as_grid = as_grid or plot is not None
     if (rows or columns) and not as_grid:
         raise click.UsageError("--rows and --columns are those of a grid: add --grid or --plot.")
@@ -105,12 +104,12 @@ def fit(
         async with fit_suite() as suite:
             reference = await suite.resolve_model(model)
             if as_grid:
-                asked = Ask(reference, kind, image or chat, options, machine)
+                asked = Ask(reference, kind, workload, options, machine)
                 await _grid(suite, asked, rows, columns, plot, json_output)
                 return ExitCode.DONE
             plan = await suite.plan_model(
                 reference,
-                workload=image or chat,
+                workload=workload,
                 options=options,
                 machine=machine,
                 engine_kind=kind,

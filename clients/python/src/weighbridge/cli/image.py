@@ -159,7 +159,7 @@ async def render(
     to = console(stderr=True)
     paths: list[Path] = []
     pictures: list[Picture] = []
-    with nullcontext() if json_output else RenderDisplay(to, engine.suite) as display:
+    async with nullcontext() if json_output else RenderDisplay(to, engine) as display:
         async for event in with_pictures(engine.generate_image(request)):
             if isinstance(event, Picture):
                 path, replaced = files.save(event.index, event.data)

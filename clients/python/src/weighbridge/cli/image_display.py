@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from types import TracebackType
 
 from rich.console import Console
@@ -9,8 +10,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from weighbridge_proto.engines.v1 import image_service_pb2
 from weighbridge_proto.fit.v1 import plan_pb2
 
+from weighbridge.cli.draining import word_of_draining
 from weighbridge.cli.load_display import LoadDisplay
-from weighbridge.client import Suite
+from weighbridge.engine_client import Engine
 
 PHASE_WORDS = {"text_encode": "reading the prompt", "encode": "reading the source", "decode": "decoding"}
 """The engine's phases as people are told of them; others as the engine names them."""
@@ -19,17 +21,19 @@ Clock = Callable[[], float]
 
 
 class RenderDisplay:
-    """Shows the events of one render on ``to``; a context manager, so that the bar ends with the render.
+    """Shows the events of one render on ``to``; an async context manager, so that the bar ends with the render.
 
     Args:
         to: where lines and the bar go.
-        suite: see :class:`LoadDisplay`.
+        engine: who renders.
         clock: seconds that never go back.
     """
 
-    def __init__(self, to: Console, suite: Suite, clock: Clock = time.monotonic) -> None:
+    def __init__(self, to: Console, engine: Engine, clock: Clock = time.monotonic) -> None:
         self._to = to
-        self._load = LoadDisplay(to, suite)
+        self._engine = engine
+        self._load = LoadDisplay(to, engine.suite)
+        self._stack = AsyncExitStack()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -42,14 +46,16 @@ class RenderDisplay:
         self._pace = Pace(clock)
         self._last = ""
 
-    def __enter__(self) -> "RenderDisplay":
+    async def __aenter__(self) -> "RenderDisplay":
+        self._stack.callback(self._end_bar)
+        self._stack.enter_context(self._load)
+        self._began = await self._stack.enter_async_context(word_of_draining(self._engine, self.show_line))
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_bar()
-        self._load.end_bar()
+        await self._stack.aclose()
 
     async def show(self, event: image_service_pb2.GenerateImageResponse) -> None:
         """Show one event."""
@@ -60,8 +66,9 @@ class RenderDisplay:
             return
         self._load.end_bar()
         if kind == "queued":
-            self._print(f"QUEUED    place {event.queued.position}")
+            self.show_line(f"QUEUED    place {event.queued.position}")
         elif kind == "progress":
+            self._began()
             self._show_progress(event.progress)
         else:
             self._end_bar()
@@ -70,7 +77,7 @@ class RenderDisplay:
         left = self._pace.left_words(progress)
         if not self._to.is_terminal:
             steps = f", {progress.total} steps" if progress.phase == "sampling" else ""
-            self._print(f"RENDERING {phase_words(progress.phase)}{steps}")
+            self.show_line(f"RENDERING {phase_words(progress.phase)}{steps}")
             return
         if self._bar is None:
             self._bar = self._progress.add_task(f"RENDERING {phase_words(progress.phase)}", total=None, left="")
@@ -86,7 +93,8 @@ class RenderDisplay:
             refresh=True,
         )
 
-    def _print(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
+        """Print a line, unless it is the one before."""
         if line != self._last:
             self._to.print(line)
             self._last = line

@@ -52,11 +52,14 @@ class LoadDisplay:
         if kind != "starting":
             self.end_bar()
         await self._learn(_lease_ids(event))
-        self._print(load_line(event, self._names))
+        self.show_line(load_line(event, self._names))
+        for note in event.planned.plan.notes:
+            # What a plan chose, and which wish it could not meet: a drafter that does not fit, say.
+            self.show_line(f"NOTE      {note.message}")
 
     def show_waiting(self, waiting: chat_service_pb2.ChatWaiting) -> None:
         """Show why a loaded model may not be used just now."""
-        self._print(f"WAITING   {' '.join(reason.message for reason in waiting.reasons)}")
+        self.show_line(f"WAITING   {' '.join(reason.message for reason in waiting.reasons)}")
 
     async def _learn(self, lease_ids: Sequence[str]) -> None:
         """Whose leases those are. A ledger that does not answer now leaves them without names."""
@@ -68,7 +71,8 @@ class LoadDisplay:
             return
         self._names |= {lease.lease_id: who(lease) for lease in leases}
 
-    def _print(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
+        """Print a line, unless it is the one before or empty."""
         # Queued events repeat four times a second, progress ones with every tensor; only news are worth a line.
         if line and line != self._last:
             self._to.print(line)

@@ -5,8 +5,8 @@ A pure picture of two answers of the ledger; it fits itself to whatever it is dr
 
 import string
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -42,12 +42,14 @@ class MemoryFrame:
         leases: oldest first, those that wait among them.
         now_s: seconds since the epoch.
         note: a line for people, such as that the ledger went away.
+        draining: how many requests that were cancelled an engine still works on, by its lease.
     """
 
     capacity: machine_pb2.Capacity
     leases: Sequence[lease_pb2.Lease]
     now_s: float
     note: str = ""
+    draining: Mapping[str, int] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws it, cut to the height there is with a word about what is missing."""
@@ -81,7 +83,7 @@ class MemoryFrame:
             )
             yield Text(text)
         yield Text()
-        yield _holders(held, marks, width, self.now_s) if held else Text("Nobody holds memory.")
+        yield _holders(held, marks, width, self) if held else Text("Nobody holds memory.")
         yield from vacating_lines(held, marks)
         waiting = list(waiting_lines(self.leases, self.now_s, marks))
         if waiting:
@@ -145,7 +147,7 @@ def _bar(ceiling: machine_pb2.Ceiling, amounts: Sequence[tuple[str, int, int]], 
     return bar.append("]")
 
 
-def _holders(held: Sequence[lease_pb2.Lease], marks: dict[str, str], width: int, now_s: float) -> Table:
+def _holders(held: Sequence[lease_pb2.Lease], marks: dict[str, str], width: int, frame: MemoryFrame) -> Table:
     with_model, with_observed = width >= WIDTH_WITH_MODEL, width >= WIDTH_WITH_OBSERVED
     table = plain_table(("", "holder", *(["model"] if with_model else []), "state"), ())
     table.add_column("charged", justify="right")
@@ -162,7 +164,7 @@ def _holders(held: Sequence[lease_pb2.Lease], marks: dict[str, str], width: int,
             Text(marks[lease.lease_id], style=f"{COLOURS[number % len(COLOURS)]} reverse"),
             lease.holder.name if with_model else who(lease),
             *([lease.purpose.model_name] if with_model else []),
-            activity(lease, now_s),
+            activity(lease, frame.now_s, frame.draining.get(lease.lease_id, 0)),
             format_size(all_bytes(lease.charge)),
         ]
         if with_observed:
@@ -171,12 +173,14 @@ def _holders(held: Sequence[lease_pb2.Lease], marks: dict[str, str], width: int,
     return table
 
 
-def activity(lease: lease_pb2.Lease, now_s: float) -> str:
-    """What a holder does, in a word or two."""
+def activity(lease: lease_pb2.Lease, now_s: float, draining: int = 0) -> str:
+    """What a holder does, in a word or two; ``draining``: how many cancelled requests it still works on."""
     if lease.suspect:
         return "silent"
     if lease.state != lease_pb2.LEASE_STATE_ACTIVE:
         return lease_pb2.LeaseState.Name(lease.state).removeprefix("LEASE_STATE_").lower()
+    if draining:
+        return f"busy ({draining} cancelled)"
     if lease.uses:
         return f"busy ({lease.uses})" if lease.uses > 1 else "busy"
     if not lease.HasField("last_use_time"):

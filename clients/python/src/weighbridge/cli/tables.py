@@ -287,5 +287,12 @@ def print_engines(to: Console, engines: Sequence[engine_service_pb2.Engine], now
         name = enum_word(plan_pb2.EngineKind, engine.kind, "ENGINE_KIND_")
         if not engine.available:
             to.print(f"{name} cannot start here: {engine.unavailable_reason}")
+        if given_up := engine.requests_draining:
+            to.print(f"{name} still works on {draining_words(given_up)}, and takes the next one when that is over.")
         if engine.HasField("last_failure"):
             to.print(f"{name}, last failure: {engine.last_failure.message} [{engine.last_failure.reason}]")
+
+
+def draining_words(count: int) -> str:
+    """Requests that were given up and that the engine cannot be stopped in."""
+    return "a request that was cancelled" if count == 1 else f"{count} requests that were cancelled"

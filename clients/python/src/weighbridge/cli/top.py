@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 
 import click
@@ -16,7 +16,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2
 from weighbridge.cli.arguments import json_option
 from weighbridge.cli.memory_bars import MemoryFrame
 from weighbridge.cli.output import console, print_json
-from weighbridge.cli.running import cancelled_by_signals, open_suite, run_command
+from weighbridge.cli.running import cancelled_by_signals, engine_kinds_here, open_suite, run_command
 from weighbridge.client import Suite
 from weighbridge.failures import CallError, ExitCode
 from weighbridge.following import LEDGER_AWAY, Interruption, follow
@@ -30,6 +30,10 @@ PERIOD_S = 5.0
 
 LOOK_PATIENCE_S = 10.0
 """After so long without an answer the picture says so, and the next look begins anew."""
+
+ENGINE_PATIENCE_S = 1.0
+"""For an engine's word, which comes from memory."""
+
 NO_ANSWER = "The ledger does not answer. What it said last:"
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -47,7 +51,7 @@ def top(once: bool, json_output: bool) -> None:
             if json_output:
                 print_json(await look(suite))
             elif once or not out.is_terminal or out.is_dumb_terminal:
-                out.print(picture(await look(suite)))
+                out.print(picture(await look(suite), drains=await draining(suite)))
             else:
                 async with open_suite() as watching:
                     await live(suite, watching, out)
@@ -64,9 +68,31 @@ async def look(suite: Suite) -> ledger_service_pb2.WatchSnapshot:
     return ledger_service_pb2.WatchSnapshot(capacity=capacity.capacity, leases=leases.leases)
 
 
-def picture(snapshot: ledger_service_pb2.WatchSnapshot, note: str = "", now_s: float | None = None) -> MemoryFrame:
+async def draining(suite: Suite) -> Mapping[str, int]:
+    """How many requests that were cancelled each engine of this machine still works on, by its lease.
+
+    An engine that does not answer soon is left out: the picture is the ledger's.
+    """
+
+    async def of(kind: str) -> tuple[str, int]:
+        with suppress(CallError, TimeoutError):
+            async with asyncio.timeout(ENGINE_PATIENCE_S):
+                engine = (await suite.engine(kind).describe()).engine
+                return engine.model.lease.lease_id, engine.requests_draining
+        return "", 0
+
+    told = await asyncio.gather(*map(of, engine_kinds_here()))
+    return {lease_id: count for lease_id, count in told if count}
+
+
+def picture(
+    snapshot: ledger_service_pb2.WatchSnapshot,
+    note: str = "",
+    now_s: float | None = None,
+    drains: Mapping[str, int] | None = None,
+) -> MemoryFrame:
     """A snapshot as it is shown."""
-    return MemoryFrame(snapshot.capacity, snapshot.leases, time.time() if now_s is None else now_s, note)
+    return MemoryFrame(snapshot.capacity, snapshot.leases, time.time() if now_s is None else now_s, note, drains or {})
 
 
 async def live(suite: Suite, watching: Suite, out: Console) -> None:
@@ -81,6 +107,7 @@ async def live(suite: Suite, watching: Suite, out: Console) -> None:
         CallError: the ledger was never reached, or refuses.
     """
     seen = await look(suite)  # a ledger that is not there is a failure of the command, not an empty screen
+    drains: Mapping[str, int] = {}
     changes = Changes()
     listening = asyncio.create_task(changes.listen(watching))
     try:
@@ -99,14 +126,14 @@ async def live(suite: Suite, watching: Suite, out: Console) -> None:
                     try:
                         # A picture that does not change must not be taken for the present.
                         async with asyncio.timeout(LOOK_PATIENCE_S):
-                            seen = await look(suite)
+                            seen, drains = await look(suite), await draining(suite)
                     except TimeoutError:
                         note = NO_ANSWER
                     except CallError as failed:
                         if failed.failure.code not in _SILENT:
                             raise
                         note = NO_ANSWER
-                shown.update(picture(seen, note), refresh=True)
+                shown.update(picture(seen, note, drains=drains), refresh=True)
                 await asyncio.sleep(LEAST_PAUSE_S)
         if listening.done():
             await listening

@@ -21,7 +21,7 @@ MODELS_ROOT_VARIABLE = "WEIGHBRIDGE_FIT_MODELS_ROOT"
 
 
 @click.command()
-@click.option("--engines", default="mlx", show_default=True, help="Engines to start: mlx, sd, or mlx,sd.")
+@click.option("--engines", default="mlx", show_default=True, help="Engines to start: mlx, sd, ds4, or several: mlx,sd.")
 @click.option(
     "--models-root",
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),

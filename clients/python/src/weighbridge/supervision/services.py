@@ -7,10 +7,10 @@ from importlib import util
 
 from weighbridge.reach import HEALTH_SERVICES
 
-ENGINE_KINDS = ("mlx", "sd")
+ENGINE_KINDS = ("mlx", "sd", "ds4")
 """Engines that `up` can start."""
 
-ENGINE_MODULES = {"sd": ("httpx2", "PIL")}
+ENGINE_MODULES = {"sd": ("httpx2", "PIL"), "ds4": ("httpx2",)}
 """What the service of an engine imports beyond its own distribution; it could not even say that it is missing."""
 
 
