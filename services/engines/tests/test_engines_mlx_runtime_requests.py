@@ -56,6 +56,17 @@ def test_text_parts_of_a_message_are_joined_and_thoughts_kept():
         (chat_pb2.ChatRequest(messages=[message()], tools=[chat_pb2.Tool(name="t")]), "UNSUPPORTED_CONTENT", "tools"),
         (chat_pb2.ChatRequest(messages=[message()], adapter="a"), "UNSUPPORTED_CONTENT", "adapter"),
         (
+            chat_pb2.ChatRequest(messages=[message()], tool_choice=chat_pb2.TOOL_CHOICE_REQUIRED),
+            "UNSUPPORTED_TOOL_CHOICE",
+            "tool_choice",
+        ),
+        (chat_pb2.ChatRequest(messages=[message()], forced_tool="t"), "UNSUPPORTED_TOOL_CHOICE", "forced_tool"),
+        (
+            chat_pb2.ChatRequest(messages=[message()], response_format=chat_pb2.ResponseFormat(json_object=True)),
+            "UNSUPPORTED_RESPONSE_FORMAT",
+            "response_format",
+        ),
+        (
             chat_pb2.ChatRequest(messages=[message(), message(role=chat_pb2.ROLE_TOOL)]),
             "UNSUPPORTED_CONTENT",
             "messages[1]",
@@ -80,6 +91,31 @@ def test_what_the_engine_cannot_take_is_refused_by_field(request_, reason, field
     refused = failure(requests.chat_spec, request_)
     assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
     assert [name for name, _ in refused.field_violations] == [field]
+
+
+def test_tools_that_must_not_be_called_are_no_reason_to_refuse():
+    spec = requests.chat_spec(
+        chat_pb2.ChatRequest(
+            messages=[message()], tools=[chat_pb2.Tool(name="t")], tool_choice=chat_pb2.TOOL_CHOICE_NONE
+        )
+    )
+    assert spec.turns == (Turn("user", "Hi"),)
+
+
+def test_a_form_that_is_not_asked_for_is_no_reason_to_refuse():
+    plain = chat_pb2.ResponseFormat(json_object=False)
+    assert requests.chat_spec(chat_pb2.ChatRequest(messages=[message()], response_format=plain)).turns
+
+
+def test_a_warm_up_is_refused():
+    refused = failure(requests.chat_spec, chat_pb2.ChatRequest(messages=[message()], warm_up=True))
+    assert (refused.code, refused.reason) == (grpc.StatusCode.UNIMPLEMENTED, "WARM_UP_NOT_SUPPORTED")
+
+
+def test_every_level_of_thinking_is_known():
+    for level in chat_pb2.Thinking.values():
+        expected = {chat_pb2.THINKING_UNSPECIFIED: None, chat_pb2.THINKING_OFF: False}.get(level, True)
+        assert requests.chat_spec(chat_pb2.ChatRequest(messages=[message()], thinking=level)).thinking is expected
 
 
 @pytest.mark.parametrize(

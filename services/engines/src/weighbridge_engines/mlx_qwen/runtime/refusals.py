@@ -92,6 +92,27 @@ def unsupported_content(field: str, message: str) -> RequestError:
     return _bad_field(field, "UNSUPPORTED_CONTENT", message)
 
 
+def unsupported_tool_choice(field: str) -> RequestError:
+    """A tool is to be called, and nothing here can make the model call one."""
+    return _bad_field(field, "UNSUPPORTED_TOOL_CHOICE", "This engine does not call tools. Leave the choice out.")
+
+
+def unsupported_response_format() -> RequestError:
+    """The answer is to have a form, and nothing here holds the model to one."""
+    return _bad_field(
+        "response_format", "UNSUPPORTED_RESPONSE_FORMAT", "This engine answers in text. Ask for JSON in the prompt."
+    )
+
+
+def warm_up_not_supported() -> RequestError:
+    """A conversation is to be read in advance, and nothing of it would be kept for the next request."""
+    return RequestError(
+        grpc.StatusCode.UNIMPLEMENTED,
+        "WARM_UP_NOT_SUPPORTED",
+        "This engine keeps nothing between requests, so reading a conversation in advance would save nothing.",
+    )
+
+
 def invalid_sampling(field: str, message: str) -> RequestError:
     """A sampling parameter or a limit of the answer is out of range."""
     return _bad_field(field, "INVALID_SAMPLING", message)

@@ -23,10 +23,16 @@ _ROLES = {
 }
 _THINKING = {
     chat_pb2.THINKING_OFF: False,
+    # Qwen's templates know on and off: every level is on.
+    chat_pb2.THINKING_ON: True,
+    chat_pb2.THINKING_MINIMAL: True,
     chat_pb2.THINKING_LOW: True,
     chat_pb2.THINKING_MEDIUM: True,
     chat_pb2.THINKING_HIGH: True,
+    chat_pb2.THINKING_XHIGH: True,
+    chat_pb2.THINKING_MAX: True,
 }
+_FREE_TOOL_CHOICES = (chat_pb2.TOOL_CHOICE_UNSPECIFIED, chat_pb2.TOOL_CHOICE_AUTO, chat_pb2.TOOL_CHOICE_NONE)
 _SamplingField = Literal[
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"
 ]
@@ -61,7 +67,14 @@ def load_spec(request: runtime_pb2.LoadRequest) -> LoadSpec:
 
 def chat_spec(request: chat_pb2.ChatRequest) -> ChatSpec:
     """What to answer, checked. Raises RequestError for content or parameters that this runtime does not take."""
-    if request.tools:
+    if request.warm_up:
+        raise refusals.warm_up_not_supported()
+    if request.forced_tool or request.tool_choice not in _FREE_TOOL_CHOICES:
+        raise refusals.unsupported_tool_choice("forced_tool" if request.forced_tool else "tool_choice")
+    form = request.response_format.WhichOneof("format")
+    if form == "json_schema" or (form == "json_object" and request.response_format.json_object):
+        raise refusals.unsupported_response_format()
+    if request.tools and request.tool_choice != chat_pb2.TOOL_CHOICE_NONE:
         raise refusals.unsupported_content("tools", "This engine does not call tools.")
     if request.adapter:
         raise refusals.unsupported_content("adapter", "This engine has no adapters mounted.")
