@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-DEFAULT_LOCK_FILE = "/tmp/ds4.lock"  # noqa: S108 # ds4's own choice, and the same for everybody  # noqa: S108 # ds4's own choice
+DEFAULT_LOCK_FILE = "/tmp/ds4.lock"  # noqa: S108 # ds4's own choice
 """Where ds4 has its lock unless DS4_LOCK_FILE names another one. The file stays behind, so that it is there means
 nothing."""
 
