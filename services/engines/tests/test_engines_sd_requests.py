@@ -70,6 +70,8 @@ def refusal(call):
         ("size.prompt_tokens", {"size": size(prompt_tokens=-1)}),
         ("size.quality", {"size": size(quality=99)}),
         ("size", {"size": size(quality=plan_pb2.QUALITY_TIER_HIGH, width_px=16)}),
+        ("size", {"size": size(width_px=64)}),
+        ("size", {"size": size(height_px=64)}),
         ("format", {"format": 99}),
         ("source_images", {"source_images": [picture(), picture()]}),
         ("reference_images", {"reference_images": 17 * [picture()]}),
@@ -191,10 +193,10 @@ def test_a_longer_prompt_is_planned_for_in_steps_whichever_of_the_two_it_is():
 @pytest.mark.parametrize(
     ("asked", "planned", "field"),
     [
-        ({"width_px": 2049}, {"width": 2112}, "size.width_px"),
-        ({"height_px": 1025}, {"height": 1088}, "size.height_px"),
-        ({"width_px": 2040}, {"width": 2112}, "size.width_px"),  # in range, and rounded up out of it
-        ({"width_px": 100}, {"width": 128, "min_side": 128}, "size.width_px"),
+        ({"width_px": 2049, "height_px": 512}, {"width": 2112}, "size.width_px"),
+        ({"width_px": 512, "height_px": 1025}, {"height": 1088}, "size.height_px"),
+        ({"width_px": 2040, "height_px": 512}, {"width": 2112}, "size.width_px"),  # in range, and rounded up out of it
+        ({"width_px": 100, "height_px": 512}, {"width": 128, "min_side": 128}, "size.width_px"),
         ({}, {"width": 65_536, "max_width": 2**30}, "size.width_px"),  # whatever a plan says
         ({}, {"height": 0}, "size.height_px"),
     ],

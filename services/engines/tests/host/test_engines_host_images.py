@@ -1,6 +1,7 @@
 """Images: checked before anything is loaded, rendered under a lease that covers them, sent in pieces."""
 
 import io
+import zlib
 
 import grpc
 import pytest
@@ -294,4 +295,22 @@ async def test_an_answer_that_is_not_what_was_asked_for_is_an_error(run_dir, mad
     async with ImageSuite(run_dir) as suite:
         suite.kind.made = made
         failure = await failure_of(suite.image(size=size(64, 64, batch=2)))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_ERROR")
+
+
+def broken_within(png):
+    """A PNG whose header is whole, and whose pixels break off at a chunk without a name: Pillow raises SyntaxError."""
+    data = png.index(b"IDAT") + 4
+    some = png[data : data + 16]
+    whole = len(some).to_bytes(4) + b"IDAT" + some + zlib.crc32(b"IDAT" + some).to_bytes(4)
+    return png[: data - 8] + whole + (1).to_bytes(4) + bytes(4) + png[data + 16 :]
+
+
+@pytest.mark.parametrize("output", [image_pb.IMAGE_FORMAT_JPEG, image_pb.IMAGE_FORMAT_WEBP])
+async def test_a_picture_of_the_engines_that_is_broken_within_is_its_error(run_dir, output):
+    with pytest.raises(SyntaxError):
+        Image.open(io.BytesIO(broken_within(picture().data))).load()
+    async with ImageSuite(run_dir) as suite:
+        suite.kind.made = lambda images: tuple(map(broken_within, images))
+        failure = await failure_of(suite.image(size=size(64, 64), format=output))
         assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_ERROR")

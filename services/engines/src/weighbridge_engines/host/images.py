@@ -217,14 +217,13 @@ async def _sent(prepared: _Prepared, rendered: Rendered) -> AsyncGenerator[image
     request, job = prepared.request, prepared.job
     if len(rendered.images) != job.batch:
         raise _engine_error(f"made {len(rendered.images)} of {job.batch} images")
-    try:
+    with _broken_pictures():
         images = [pictures.of_engine(png) for png in rendered.images]
-        for index, image in enumerate(images):
+    for index, image in enumerate(images):
+        with _broken_pictures():
             data = await asyncio.to_thread(pictures.encoded, image, request.output, request.message.strip_metadata)
-            for chunk in _chunks(index, data, request.output.value):
-                yield image_pb.GenerateImageResponse(chunk=chunk)
-    except (ValueError, OSError) as error:
-        raise _engine_error("answered with something that is no image") from error
+        for chunk in _chunks(index, data, request.output.value):
+            yield image_pb.GenerateImageResponse(chunk=chunk)
     finished = image_pb.ImageFinished(
         seed=job.seed,
         size=plan_pb2.ImageWorkload(
@@ -238,6 +237,15 @@ async def _sent(prepared: _Prepared, rendered: Rendered) -> AsyncGenerator[image
     )
     finished.render_time.FromNanoseconds(round(rendered.seconds * 1e9))
     yield image_pb.GenerateImageResponse(finished=finished)
+
+
+@contextlib.contextmanager
+def _broken_pictures() -> Iterator[None]:
+    """Decoders of broken files raise whatever they stumble over: OSError, SyntaxError, ValueError, struct.error, ..."""
+    try:
+        yield
+    except Exception as error:
+        raise _engine_error("answered with something that is no image") from error
 
 
 def _chunks(index: int, data: bytes, media_type: str) -> Iterator[image_pb.ImageChunk]:

@@ -238,8 +238,8 @@ def _check_size(size: plan_pb2.ImageWorkload) -> None:
     for field, side in (("size.width_px", size.width_px), ("size.height_px", size.height_px)):
         if side and not LEAST_SIDE_PX <= side <= LARGEST_SIDE_PX and not _is_aspect(size, side):
             raise _out_of_range(field, side, LEAST_SIDE_PX, LARGEST_SIDE_PX, "sd-server")
-    if size.quality != plan_pb2.QUALITY_TIER_UNSPECIFIED and bool(size.width_px) != bool(size.height_px):
-        raise _invalid("size", "has a tier, beside which width and height say its aspect: both, or neither")
+    if bool(size.width_px) != bool(size.height_px):
+        raise _invalid("size", "has one side: give width and height, or neither")
     _within("size.batch", size.batch, 0, MOST_BATCH)
     if size.quality not in plan_pb2.QualityTier.values():
         raise _invalid("size.quality", "is none that is known here: draft, standard or high")
