@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from weighbridge_engines.ds4.kind import Ds4Kind
+from weighbridge_engines.settings import EngineSettings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPOSE = Path(sys.executable).with_name("docker-compose")
@@ -117,17 +120,34 @@ def test_compose_mounts_files_that_exist(compose: Mapping[str, Any]) -> None:
 def test_a_health_check_asks_the_engine_that_its_container_runs(compose: Mapping[str, Any]) -> None:
     default = json.loads(dict(last_stage("services/engines/Dockerfile"))["HEALTHCHECK"].partition("CMD ")[2])
     engines = {name: one for name, one in compose["services"].items() if name.startswith("engine-")}
-    assert set(engines) == {"engine-mlx", "engine-sd"}
+    assert set(engines) == {"engine-mlx", "engine-sd", "engine-ds4"}
     for name, one in engines.items():
         check = one["healthcheck"]["test"][1:] if "healthcheck" in one else default
         assert (check[-1], one["command"]) == (name, [name.removeprefix("engine-")])
 
 
-def test_the_image_engine_gets_its_program_read_only_and_only_when_it_is_asked_for(compose: Mapping[str, Any]) -> None:
-    engine = compose["services"]["engine-sd"]
+@pytest.mark.parametrize("kind", ["sd", "ds4"])
+def test_an_engine_gets_its_program_read_only_and_only_when_it_is_asked_for(
+    compose: Mapping[str, Any], kind: str
+) -> None:
+    engine = compose["services"][f"engine-{kind}"]
     (program,) = (volume for volume in engine["volumes"] if volume["type"] == "bind")
-    assert (program["target"], program["read_only"]) == (engine["environment"]["WEIGHBRIDGE_ENGINES_SD_SERVER"], True)
-    assert engine["profiles"] == ["sd"], "whoever has no sd-server starts the rest as before"
+    setting = f"WEIGHBRIDGE_ENGINES_{kind.upper()}_SERVER"
+    assert (program["target"], program["read_only"]) == (engine["environment"][setting], True)
+    assert engine["profiles"] == [kind], "whoever has no such program starts the rest as before"
+    assert kind in engine["build"]["args"]["EXTRAS"].split(",")
+
+
+def test_ds4_has_a_place_for_conversations_and_the_time_to_write_them(compose: Mapping[str, Any]) -> None:
+    engine = compose["services"]["engine-ds4"]
+    folder = engine["environment"]["WEIGHBRIDGE_ENGINES_DS4_KV_DIR"]
+    (volume,) = (volume for volume in engine["volumes"] if volume["target"] == folder)
+    assert volume["type"] == "volume" and not volume.get("read_only"), "everything else in the container is read-only"
+    made = dict(last_stage("services/engines/Dockerfile"))["RUN"]
+    assert f"-m 0700 /run/weighbridge {folder}" in made, "a new volume takes its owner from the image"
+    minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", engine["stop_grace_period"]).groups(default="0")  # type: ignore[union-attr]
+    calls_s = EngineSettings.model_fields["grace_s"].default
+    assert 60 * int(minutes) + int(seconds) > calls_s + Ds4Kind.least_stop_grace_s
 
 
 def test_every_container_is_locked_down(compose: Mapping[str, Any]) -> None:
@@ -149,6 +169,6 @@ def test_the_ledger_sees_the_processes_it_books_and_hands_out_what_their_contain
     compose: Mapping[str, Any],
 ) -> None:
     ledger = compose["services"]["ledger"]
-    for engine in (compose["services"]["engine-mlx"], compose["services"]["engine-sd"]):
+    for engine in (compose["services"][f"engine-{kind}"] for kind in ("mlx", "sd", "ds4")):
         assert ledger["pid"] == engine["pid"] == "service:processes"
         assert ledger["mem_limit"] == engine["mem_limit"]

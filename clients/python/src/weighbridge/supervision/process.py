@@ -19,9 +19,6 @@ from weighbridge.supervision.services import ServiceSpec
 START_TIMEOUT_S = 60.0
 """How long a service may take to serve: seconds of imports on a slow disk, the ledger's reading of the machine."""
 
-STOP_GRACE_S = 15.0
-"""How long a service may take to stop: 5 s for calls in flight, then the end of its engine, before it is killed."""
-
 HEALTH_PERIOD_S = 0.1
 LOG_TAIL_BYTES = 4096
 LOG_LIMIT_BYTES = 16 << 20
@@ -129,7 +126,7 @@ class ServiceProcess:
                 )
             healthy.result()
         except BaseException:
-            await asyncio.shield(self.stop(grace_s=0))
+            await asyncio.shield(self.stop(at_once=True))
             raise
         finally:
             for task in (ended, healthy):
@@ -141,16 +138,17 @@ class ServiceProcess:
         assert self._process is not None, "waited for a service that was not started"
         return await self._process.wait()
 
-    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process: SIGTERM, and after ``grace_s`` SIGKILL. Returns when it is gone."""
+    async def stop(self, *, at_once: bool = False) -> None:
+        """Stop the process: SIGTERM, and after the grace of its service, or ``at_once``, SIGKILL. Returns when it is
+        gone."""
         process = self._process
         if process is None:
             return
         if process.returncode is None:
-            if grace_s > 0:
+            if not at_once:
                 _signal(process.pid, signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), grace_s)
+                    await asyncio.wait_for(process.wait(), self.spec.stop_grace_s)
             self.kill()
             await process.wait()
         if self._pump is not None:

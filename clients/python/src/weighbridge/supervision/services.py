@@ -13,6 +13,12 @@ ENGINE_KINDS = ("mlx", "sd", "ds4")
 ENGINE_MODULES = {"sd": ("httpx2", "PIL"), "ds4": ("httpx2",)}
 """What the service of an engine imports beyond its own distribution; it could not even say that it is missing."""
 
+STOP_GRACE_S = 15.0
+"""How long a service may take to stop: 5 s for calls in flight, then the end of its engine, before it is killed."""
+
+STOP_GRACE_OF_ENGINES_S = {"ds4": 45.0}
+"""Of engines that need longer: ds4-server writes its conversation to disk, up to 0.5 GB, and has 30 s for that."""
+
 
 @dataclass(frozen=True)
 class ServiceSpec:
@@ -23,12 +29,14 @@ class ServiceSpec:
         argv: how it is started.
         health_services: the gRPC services that say SERVING when it is ready.
         stop_rank: services of the lowest rank are stopped first, those of one rank together.
+        stop_grace_s: how long it may take to stop before it is killed.
     """
 
     name: str
     argv: tuple[str, ...]
     health_services: tuple[str, ...]
     stop_rank: int
+    stop_grace_s: float = STOP_GRACE_S
 
 
 class MissingServiceError(Exception):
@@ -50,7 +58,9 @@ def suite_services(engines: Sequence[str]) -> tuple[ServiceSpec, ...]:
                 f"The engine {kind} needs libraries that are not installed: pip install 'weighbridge-engines[{kind}]'."
             )
     services = [_service("ledger", "weighbridge_ledger", (), 2), _service("fit", "weighbridge_fit", (), 1)]
-    services += [_service(f"engine-{kind}", "weighbridge_engines", (kind,), 0) for kind in dict.fromkeys(engines)]
+    for kind in dict.fromkeys(engines):
+        grace_s = STOP_GRACE_OF_ENGINES_S.get(kind, STOP_GRACE_S)
+        services.append(_service(f"engine-{kind}", "weighbridge_engines", (kind,), 0, grace_s))
     return tuple(services)
 
 
@@ -59,10 +69,12 @@ def is_installed(module: str) -> bool:
     return util.find_spec(module) is not None
 
 
-def _service(name: str, module: str, arguments: tuple[str, ...], stop_rank: int) -> ServiceSpec:
+def _service(
+    name: str, module: str, arguments: tuple[str, ...], stop_rank: int, stop_grace_s: float = STOP_GRACE_S
+) -> ServiceSpec:
     if not is_installed(module):
         raise MissingServiceError(
             f"The service {name} is not installed ({module}). Install the suite: pip install 'weighbridge[suite]'."
         )
     argv = (sys.executable, "-m", "weighbridge.supervision.lifeline", module, *arguments)
-    return ServiceSpec(name, argv, HEALTH_SERVICES[name], stop_rank)
+    return ServiceSpec(name, argv, HEALTH_SERVICES[name], stop_rank, stop_grace_s)

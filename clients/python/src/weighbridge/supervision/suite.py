@@ -15,7 +15,6 @@ from weighbridge.supervision.budget import RestartBudget
 from weighbridge.supervision.lock import RunLock
 from weighbridge.supervision.process import (
     START_TIMEOUT_S,
-    STOP_GRACE_S,
     ServiceProcess,
     StartFailedError,
     explain_exit,
@@ -178,7 +177,7 @@ class RunningSuite:
         self._on_event(ServiceReady(process.spec.name, process.target))
 
     async def _stop_one(self, process: ServiceProcess) -> None:
-        await process.stop(grace_s=0 if self._forced.is_set() else STOP_GRACE_S)
+        await process.stop(at_once=self._forced.is_set())
 
     async def _keep_up(self, process: ServiceProcess) -> None:
         budget = self._budget()
