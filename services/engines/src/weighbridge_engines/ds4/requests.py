@@ -224,7 +224,7 @@ def _schema(tool: chat_pb.Tool) -> dict[str, Any] | None:
 
 def _is_shallow(schema: dict[str, Any]) -> bool:
     level: list[Any] = [schema]
-    for _ in range(DEEPEST_SCHEMA):
+    for _ in range(DEEPEST_SCHEMA + 1):
         level = [
             inner
             for value in level
