@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 from weighbridge_engines.ds4.events import PromptProgress, Span
-from weighbridge_engines.ds4.leftovers import PROBE_AFTER_S
+from weighbridge_engines.ds4.leftovers import PROBE_AFTER_S, PROBE_RUNNING_AFTER_S
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
 
 from services.engines.tests.ds4.ds4_loopback import hello, plain, talking, turns, until
@@ -115,11 +115,23 @@ async def test_a_prompt_that_goes_on_is_not_asked_for():
         talk.output.start(prompt=9000)
         async with settling(talk) as settled:
             for chunk in range(1, 5):
-                await talk.clock.move(PROBE_AFTER_S - 1)
+                await talk.clock.move(PROBE_RUNNING_AFTER_S - 1)
                 talk.output.print(PromptProgress(span, chunk * 2048, 9000, 200.0))
                 await asyncio.sleep(0)
             assert len(talk.server.bodies) == 1
             assert not settled.done()
+
+
+async def test_a_prompt_that_is_being_read_is_asked_for_much_later():
+    async with talking(reading, plain) as talk:
+        await give_up(talk)
+        talk.output.start()
+        async with settling(talk) as settled:
+            await talk.clock.move(PROBE_RUNNING_AFTER_S - 1)
+            assert len(talk.server.bodies) == 1
+            await talk.clock.move(1.0)
+            await settled
+        assert len(talk.server.bodies) == 2
 
 
 @pytest.mark.parametrize("status", [400, 500, 503])
@@ -145,7 +157,7 @@ async def test_a_probe_that_was_sent_is_waited_for_too():
         await give_up(talk)
         talk.output.start(prompt=7)
         async with settling(talk) as settled:
-            await talk.clock.move(PROBE_AFTER_S)
+            await talk.clock.move(PROBE_RUNNING_AFTER_S)
             await until(lambda: len(talk.server.bodies) == 2)
             talk.output.start(prompt=7)  # the probe's: so the request before it is over, and the probe is computed now
             await talk.clock.move(1.0)
@@ -199,7 +211,7 @@ async def test_with_several_conversations_only_the_log_tells():
         await give_up(talk)
         talk.output.start(prompt=7)
         async with settling(talk) as settled:
-            await talk.clock.move(10 * PROBE_AFTER_S)
+            await talk.clock.move(2 * PROBE_RUNNING_AFTER_S)
             assert len(talk.server.bodies) == 1  # a probe would be answered from another place
             assert not settled.done()
             talk.output.start(prompt=8)

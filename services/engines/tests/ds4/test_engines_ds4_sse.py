@@ -38,6 +38,8 @@ def whole_answer(found: list[Comment | ServerEvent]) -> tuple[str, str, chat_pb.
         (b"data:a\n\n", [ServerEvent("", "a")]),
         (b"data:  a \n\n", [ServerEvent("", " a ")]),  # one space after the colon is no part of the value
         (b"data: a\ndata: b\n\n", [ServerEvent("", "a\nb")]),
+        (b"data: a\r\ndata: b\r\n\r\n", [ServerEvent("", "a\nb")]),
+        (b"data: a\rdata: b\r\r", [ServerEvent("", "a\nb")]),
         (b"data\n\n", [ServerEvent("", "")]),
         (b"event: error\ndata: {}\n\n", [ServerEvent("error", "{}")]),
         (b"event: error\n\ndata: a\n\n", [ServerEvent("", "a")]),  # without data it is none, and its name is forgotten

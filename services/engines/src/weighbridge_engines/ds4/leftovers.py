@@ -20,8 +20,12 @@ from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
 
 PROBE_AFTER_S = 10.0
-"""Without a line of it for so long, a request that was given up is sent again. A line comes in the first milliseconds
-after ds4 has the request, with each chunk of its prompt, and with 50 tokens of its answer."""
+"""Without a line of it for so long, a request that was given up is sent again. The first comes some milliseconds after
+ds4 has it, or, for the longest prompts, a second."""
+
+PROBE_RUNNING_AFTER_S = 120.0
+"""Likewise, once its prompt is being read. A line comes with each chunk, which takes minutes at worst, and a probe has
+a price: with its token behind the prompt, ds4 reads the same prompt from its beginning next time (seen, May 2026)."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,12 @@ class Leftovers:
                     )
                 # Where several conversations are held, another one's place would answer, and show nothing.
                 may_probe = probing is None and self._served.sessions == 1
-                if may_probe and silent_s >= PROBE_AFTER_S:
+                probe_after_s = PROBE_AFTER_S if turn.span is None else PROBE_RUNNING_AFTER_S
+                if may_probe and silent_s >= probe_after_s:
                     probing = asyncio.create_task(self._probe(left.request), name="ds4-probe")
                     probing.add_done_callback(lambda _: changed.set())
                     may_probe = False
-                limit_s = min(PROBE_AFTER_S, self._idle_limit_s) if may_probe else self._idle_limit_s
+                limit_s = min(probe_after_s, self._idle_limit_s) if may_probe else self._idle_limit_s
                 await first_of_two(changed.wait(), self._clock.sleep(limit_s - silent_s))
                 changed.clear()
             if probing is not None:

@@ -23,11 +23,16 @@ def context_overflow(prompt_tokens: int, max_output_tokens: int, context_tokens:
 
 
 def engine_error(what: str, said: str = "") -> RequestError:
-    """ds4 failed in this request. said: its own words; the machine's, never the model's or the caller's."""
+    """ds4 failed in this request.
+
+    Args:
+        what: the beginning of a sentence.
+        said: its own words; the machine's, never the model's or the caller's.
+    """
     return RequestError(
         grpc.StatusCode.INTERNAL,
         "ENGINE_ERROR",
-        f"{what[:1].upper()}{what[1:]}{f' ({said})' if said else ''}. The engine's log has more.",
+        f"{what}{f' ({said})' if said else ''}. The engine's log has more.",
         metadata={"engine_message": said} if said else {},
     )
 
