@@ -114,15 +114,25 @@ class Loopback:
 
 
 class HandClock:
-    """A clock that stands still until it is moved."""
+    """A clock that stands still until it is moved.
+
+    Attributes:
+        stamps: how often something that came through a socket was stamped with it.
+    """
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.stamps = 0
         self._moved = asyncio.Event()
 
     def clock(self) -> Clock:
         """As it is passed in."""
         return Clock(monotonic=lambda: self.now, wall=lambda: self.now, sleep=self._sleep)
+
+    def stamp(self) -> float:
+        """As the client reads it."""
+        self.stamps += 1
+        return self.now
 
     async def _sleep(self, seconds: float) -> None:
         until = self.now + seconds
@@ -191,7 +201,7 @@ async def talking(
     server, output, clock = Loopback(*scripts), Output(), HandClock()
     port = await server.start()
     limit = {} if most_unread_bytes is None else {"most_unread_bytes": most_unread_bytes}
-    client = Ds4Client(port, CONTEXT, now=lambda: clock.now, **limit)
+    client = Ds4Client(port, CONTEXT, now=clock.stamp, **limit)
     what = Served(model_name="flash", context_tokens=CONTEXT, **served)
     try:
         yield Talk(server, Conversations(client, output, what, idle_limit_s, clock.clock()), output, clock)

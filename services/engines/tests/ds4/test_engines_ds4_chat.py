@@ -249,12 +249,13 @@ async def test_comments_and_lines_of_the_log_are_signs_of_life():
 
     async with talking(long_prompt, idle_limit_s=60.0) as talk:
         asking = asyncio.ensure_future(talk.ask())
-        await until(lambda: bool(talk.server.bodies))
+        await until(lambda: talk.clock.stamps == 2)  # when it was asked, and the head of the stream
         await talk.clock.move(59.0)
         talk.output.start()
         await talk.clock.move(59.0)
+        stamps = talk.clock.stamps
         comment.set()
-        await asyncio.sleep(0.05)  # it comes through a socket, and nothing shows when it is there
+        await until(lambda: talk.clock.stamps > stamps)
         await talk.clock.move(59.0)
         assert not asking.done()
         answer.set()
