@@ -134,6 +134,7 @@ def test_an_error_event_says_what_ds4_said():
 def test_an_answer_that_ds4_broke_off_failed_though_an_end_follows():
     failed = failure(chunk({"content": "a"}), chunk(finish="error"), usage(), DONE)
     assert failed.is_over
+    assert "broke the answer off" in str(failed)
 
 
 @pytest.mark.parametrize(
