@@ -61,9 +61,8 @@ class Checkpoints:
             stable -= stable % self._align if self._align else 0
             kept = stable if tokens > self._least + self._trim and stable >= self._least else tokens
             # As many bytes as tokens: marks are longer, so it is a little less than ds4 would keep.
-            self.save(
-                prompt.encode()[:kept].decode(errors="ignore") if kept < tokens else prompt, "cold", tokens - kept
-            )
+            text = prompt.encode()[:kept].decode(errors="ignore") if kept < tokens else prompt
+            self.save(text, "cold", tokens - kept)
 
     def save(self, text: str, reason: str, trimmed: int = 0) -> None:
         """Write a checkpoint, and drop the oldest ones that the budget has no room for."""
@@ -81,7 +80,7 @@ class Checkpoints:
             file.write(header + encoded)
         size = len(header) + len(encoded)
         log.server(
-            f"kv cache stored tokens={tokens} trimmed={trimmed} reason={reason} key={key} size={size / _MIB:.2f} MiB "
+            f"kv cache stored tokens={tokens} trimmed={trimmed} reason={reason} key=token-text size={size / _MIB:.2f} MiB "
             f"save={(time.monotonic() - started) * 1000:.1f} ms"
         )
         self._evict(path)

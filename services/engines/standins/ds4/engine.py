@@ -5,6 +5,7 @@ read anew, and the session forgets what it held.
 """
 
 import asyncio
+import functools
 from collections import deque
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ class Engine:
     def _dispatch(self) -> None:
         while self._waiting and self._idle:
             job = self._waiting.popleft()
-            session = max(self._idle, key=lambda each, prompt=job.request.prompt: each.continued(prompt))
+            session = max(self._idle, key=functools.partial(Session.continued, prompt=job.request.prompt))
             self._idle.remove(session)
             task = asyncio.create_task(self._serve(job, session))
             self._running.add(task)

@@ -153,8 +153,8 @@ def tell_context(line: CommandLine, context: Context) -> None:
         f"compressed_kv_rows={context.compressed_rows})"
     )
     if line.sessions > 1:
-        whole = line.sessions * context.total / MIB
-        log.server(f"{line.sessions} resident sessions request at least {whole:.2f} MiB of context buffers")
+        whole = line.sessions * context.total / GIB
+        log.server(f"{line.sessions} resident sessions request at least {whole:.2f} GiB of context buffers")
 
 
 def _gib(size: int) -> str:

@@ -13,11 +13,11 @@ class Stopping:
 
     def __init__(self, *, deaf: bool) -> None:
         self.asked = False
-        self._told: Callable[[], None] = lambda: None
+        self._told: Callable[[], object] = lambda: None
         signal.signal(signal.SIGINT, self._hear)
         signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else self._hear)
 
-    def tell(self, told: Callable[[], None]) -> None:
+    def tell(self, told: Callable[[], object]) -> None:
         """Call this as soon as it is asked; at once when it was."""
         self._told = told
         if self.asked:

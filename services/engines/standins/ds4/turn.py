@@ -109,13 +109,16 @@ class Turn:
                 self._error = _LEFT
                 return False
             done += size
-            for layer in range(1, _LAYERS + 1) if self._model.on_cpu else ():
-                log.repaint(f"prefill layer {layer}/{_LAYERS}")
             if behaviour.prefill_fault and done >= self._prompt:
                 if behaviour.prefill_fault != "error":
                     end_by(behaviour.prefill_fault)
                 self._error = "prefill failed"
                 return False
+            if self._model.on_cpu and not self._cached:
+                # A prompt that is read from its beginning is silent there until it is done.
+                for layer in range(1, _LAYERS + 1):
+                    log.repaint(f"prefill layer {layer}/{_LAYERS}")
+                continue
             now = self._log.elapsed()
             if self._request.stream and not self._closed:
                 if not self._headers_sent:
