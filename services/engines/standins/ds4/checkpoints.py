@@ -80,8 +80,8 @@ class Checkpoints:
             file.write(header + encoded)
         size = len(header) + len(encoded)
         log.server(
-            f"kv cache stored tokens={tokens} trimmed={trimmed} reason={reason} key=token-text size={size / _MIB:.2f} MiB "
-            f"save={(time.monotonic() - started) * 1000:.1f} ms"
+            f"kv cache stored tokens={tokens} trimmed={trimmed} reason={reason} key=token-text "
+            f"size={size / _MIB:.2f} MiB save={(time.monotonic() - started) * 1000:.1f} ms"
         )
         self._evict(path)
 

@@ -163,10 +163,8 @@ def _check_flash_tensors(file: ModelFile, routed: tuple[str, ...]) -> None:
 def _check_layout(found: Tensor, wanted: Tensor, types: tuple[str, ...]) -> None:
     if found.type not in types:
         if "_exps." in found.name:
-            number = TYPES[found.type][0]
-            die(
-                f"tensor {found.name} has type {number} ({_later_name(found.type)}), expected a routed expert quant type"
-            )
+            named = f"{TYPES[found.type][0]} ({_later_name(found.type)})"
+            die(f"tensor {found.name} has type {named}, expected a routed expert quant type")
         expected = types[0].lower() if len(types) == 1 else "F16 or F32"
         die(f"tensor {found.name} has type {found.type.lower()}, expected {expected}")
     if len(found.shape) != len(wanted.shape):

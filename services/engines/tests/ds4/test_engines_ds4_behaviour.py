@@ -1,8 +1,8 @@
 """What ds4-server does, where that matters to whoever starts it or asks it.
 
 Tests with `subject` run on the real one too where WEIGHBRIDGE_TEST_DS4_SERVER names it: what was measured with
-antirez/ds4 8d57664 (2026-05-21, CPU build). Tests with `standin` need a card, real weights or more patience than a test has, and
-hold the stand-in to what is known of later builds.
+antirez/ds4 8d57664 (2026-05-21, CPU build). Tests with `standin` need a card, real weights or more patience than a test
+has, and hold the stand-in to what is known of later builds.
 """
 
 import http.client
@@ -373,8 +373,9 @@ def test_the_plan_of_a_streamed_launch(standin, started):
     server = started(standin, "--metal", "--ctx", "131072", "--ssd-streaming", "--ssd-streaming-cache-experts", "32GB",
                      build="2026-07", compute="metal").wait_ready()  # fmt: skip
     server.wait_line(
-        r"^ds4: memory: KV 1\.36 GiB \(raw 0\.36 \+ compressed 1\.00\) \+ buffers 1\.00 GiB \+ resident model 0\.99 GiB "
-        r"\+ expert cache 28\.62 GiB \+ prefill expert reserve 3\.38 GiB = 35\.35 GiB planned$"
+        r"^ds4: memory: KV 1\.36 GiB \(raw 0\.36 \+ compressed 1\.00\) \+ buffers 1\.00 GiB "
+        r"\+ resident model 0\.99 GiB \+ expert cache 28\.62 GiB "
+        r"\+ prefill expert reserve 3\.38 GiB = 35\.35 GiB planned$"
     )
     server.wait_line(r"ctx=131072 prefill_cap=4096 raw_kv_rows=4352 compressed_kv_rows=32770 backend=metal")
 
