@@ -5,6 +5,7 @@ import asyncio
 import grpc
 from chat_fakes import ChatSuite
 from host_fakes import eventually, failure_of, kinds, until_event
+from weighbridge_engines.host.requests import RequestQueue
 
 S = grpc.StatusCode
 
@@ -54,6 +55,30 @@ async def test_a_queue_full_of_requests_refuses_none_for_a_warm_up(run_dir):
         await asyncio.gather(one, two)
         assert suite.kind.begun == ["endless", "one", "two"]
         assert kinds(await suite.chat_all("last"))[-1] == "finished"  # no slot was lost
+
+
+async def test_a_warm_up_dropped_in_the_moment_of_its_cancelling_gives_no_slot_away():
+    queue = RequestQueue(slots=1, limit=1)
+
+    async def warm_up():
+        async with queue.slot(is_warm_up=True):
+            raise AssertionError("it had a turn")
+
+    async with queue.slot():
+        warming = asyncio.create_task(warm_up())
+        await eventually(lambda: queue.waiting == 1)
+
+        async def request():
+            async with queue.slot():
+                return "served"
+
+        requested = asyncio.create_task(request())
+        await asyncio.sleep(0)  # it has taken the place of the warm-up, which does not know yet
+        assert (queue.waiting, warming.done()) == (1, False)
+        warming.cancel()
+        await asyncio.wait([warming])
+        assert not requested.done()  # the one slot is still held
+    assert await requested == "served"
 
 
 async def test_one_warm_up_at_a_time(run_dir):
