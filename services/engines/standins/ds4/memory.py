@@ -120,9 +120,8 @@ def _size_of_most_experts(file: ModelFile, experts: int) -> int:
 
 
 def tell_plan(file: ModelFile, line: CommandLine, context: Context, cache: ExpertCache | None, extra: int) -> None:
-    """The two lines of the plan, which builds print since July."""
-    sessions = line.sessions
-    raw, compressed, scratch = (sessions * part for part in (context.raw, context.compressed, context.scratch))
+    """The two lines of the plan, which builds print since July. Of several sessions it counts one."""
+    raw, compressed, scratch = context.raw, context.compressed, context.scratch
     if cache is None:
         resident = file.file_bytes - file.data_start - file.table_bytes
     elif file.architecture == "deepseek41":

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from weighbridge_engines.ds4.binary import COMPUTE_MARKS
+
 from services.engines.standins.ds4.behaviour import Behaviour
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -13,18 +15,16 @@ REAL_VARIABLE = "WEIGHBRIDGE_TEST_DS4_SERVER"
 
 HOW_TO_GET_IT = f"no ds4-server here: build one from github.com/antirez/ds4 and name it with {REAL_VARIABLE}"
 
-_MARKS = {"metal": "ds4: Metal device", "cuda": "ds4: CUDA backend initialized on"}
-"""Words that the real program's file holds where it was built for a backend: what it says when it starts."""
-
 
 def write_standin(folder: Path, behaviour: Behaviour | None = None) -> Path:
     """An executable file `ds4-server` in ``folder`` that behaves like this wherever and however it is started."""
     program = folder / "ds4-server"
     wanted = behaviour or Behaviour()
-    marks = [mark for backend, mark in _MARKS.items() if wanted.compute in ("", backend)]
+    compute = wanted.compute or ("metal" if sys.platform == "darwin" else "cuda")
+    mark = dict(COMPUTE_MARKS).get(compute, b"none").decode()
     program.write_text(
         f"#!{sys.executable}\n"
-        f"# Says: {'; '.join(marks) or 'nothing of a card'}.\n"
+        f"# What tells that a real one was built for {compute}: {mark}\n"
         "import sys\n"
         f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
         "from services.engines.standins.ds4 import __main__ as standin\n"
