@@ -75,8 +75,10 @@ async def test_what_is_asked_to_go_waits_for_a_given_up_answer(run_dir, asked_by
 async def test_an_unload_by_force_does_not_wait_for_a_given_up_answer(run_dir):
     async with ChatSuite(run_dir) as suite:
         await given_up(suite)
+        use = suite.host.current.use
         await suite.unload(force=True)
         await suite.nothing_left()
+        await eventually(lambda: not use.draining)  # nor does anything go on waiting for a dead engine
         assert not suite.kind.free.is_set()
 
 
