@@ -154,6 +154,7 @@ class ChatStream:
 
     async def _read(self, span: trace.Span) -> None:
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        _check_open(self._http)
         async with self._http.stream("POST", CHAT_PATH, content=self._body, headers=headers) as response:
             self.heard_at_s = self._now()
             span.set_attribute("http.response.status_code", response.status_code)
@@ -213,6 +214,7 @@ class Ds4Client:
             OtherServerError: another one does: it has another context.
             httpx2.HTTPError: none does.
         """
+        _check_open(self._http)
         response = await self._http.get("/v1/models", timeout=PROBE_TIMEOUT_S)
         response.raise_for_status()
         if _context_of(response) != self._context_tokens:
@@ -226,6 +228,12 @@ class Ds4Client:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+
+def _check_open(http: httpx2.AsyncClient) -> None:
+    """A model that is unloaded by force takes its connections along; whoever asks then is told as by a lost one."""
+    if http.is_closed:
+        raise httpx2.ConnectError("the connections to it were closed")
 
 
 def _context_of(response: httpx2.Response) -> int | None:
