@@ -220,7 +220,7 @@ def test_silence_is_explained_by_what_was_cancelled_before(fake_suite: Any, monk
     fake_suite.state.draining = 2
     done = run("hi")
     assert (done.exit_code, done.stdout) == (0, "The capital is Paris.\n")
-    told = "WAITING   the engine still works on 2 requests that were cancelled, which it cannot be stopped in"
+    told = "WAITING   for 2 requests that were cancelled: the engine cannot break off"
     assert done.stderr.splitlines().count(told) == 1
 
 

@@ -38,5 +38,5 @@ async def _ask(engine: Engine, tell: Callable[[str], None]) -> None:
         except CallError:
             continue  # the request itself fails then, and says why
         if given_up:
-            tell(f"WAITING   the engine still works on {draining_words(given_up)}, which it cannot be stopped in")
+            tell(f"WAITING   for {draining_words(given_up)}: the engine cannot break off")
             return

@@ -96,7 +96,7 @@ class RenderDisplay:
     def show_line(self, line: str) -> None:
         """Print a line, unless it is the one before."""
         if line != self._last:
-            self._to.print(line)
+            self._to.print(line, soft_wrap=True)  # a line of a log stays one; a terminal folds it
             self._last = line
 
     def _end_bar(self) -> None:

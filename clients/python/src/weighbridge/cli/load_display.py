@@ -75,7 +75,7 @@ class LoadDisplay:
         """Print a line, unless it is the one before or empty."""
         # Queued events repeat four times a second, progress ones with every tensor; only news are worth a line.
         if line and line != self._last:
-            self._to.print(line)
+            self._to.print(line, soft_wrap=True)  # a line of a log stays one; a terminal folds it
             self._last = line
 
     def _show_bar(self, starting: engine_service_pb2.LoadStarting) -> None:
