@@ -84,6 +84,9 @@ class ImageFit(fit_service_pb2_grpc.FitServiceServicer):
         plan.assessment.verdict = requirement_pb2.VERDICT_RUNS
         if width * height >= 2048 * 2048:
             plan.assessment.verdict, plan.assessment.reason = requirement_pb2.VERDICT_WONT_RUN, "It needs 9 GiB."
+        elif width * height > 1536 * 1536:  # a tight one: what is expected cannot be granted whole
+            plan.assessment.verdict = requirement_pb2.VERDICT_TIGHT
+            plan.claim.host_bytes = claim_of(1536, 1536)
         return plan
 
 

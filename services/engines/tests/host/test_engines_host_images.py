@@ -204,6 +204,22 @@ async def test_a_render_for_which_the_lease_cannot_grow_is_refused_and_does_not_
         assert kinds(await suite.image_all())[-1] == "finished"
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+async def test_a_render_that_is_expected_to_need_more_than_can_be_granted_does_not_begin(run_dir, loaded):
+    async with ImageSuite(run_dir) as suite:
+        if loaded:
+            await suite.load_all()
+        held = suite.ledger.committed
+        failure = await failure_of(suite.image(size=size(1600, 1600)))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "RENDER_TOO_LARGE")
+        assert failure.metadata["expected_bytes"] == str(claim_of(1600, 1600))
+        assert failure.metadata["grantable_bytes"] == str(claim_of(1536, 1536))
+        assert suite.ledger.committed == held
+        assert not suite.kind.jobs
+        assert not suite.ledger.resizes
+        assert kinds(await suite.image_all(size=size(1536, 1536)))[-1] == "finished"
+
+
 async def test_a_size_is_planned_once_for_a_loaded_model(run_dir):
     async with ImageSuite(run_dir) as suite:
         for _ in range(3):

@@ -117,6 +117,7 @@ class Images:
             wish = replace(wish, model=there.model, options=there.plan.options)
         plan = await self._plan(wish, there)
         request.check_plan(plan)
+        _refuse_too_large(plan)
         source_unused = request.why_source_unused(plan)
         if source_unused:
             wish = replace(wish, workload=request.workload(with_source=False))
@@ -197,8 +198,14 @@ class Images:
             self._keep(residency, workload, plan)
         else:
             plan = await self._plan_like(residency, workload)
+            _refuse_too_large(plan)
         mark_image_span(self._host.around.kind.name, plan.model_name, residency.hold.lease_id, prepared.job)
         return RenderTurn(self._host, residency, runtime, plan, prepared.job, prepared.number)
+
+
+def _refuse_too_large(plan: fit_pb.PlanModelResponse) -> None:
+    if (failure := failures.render_too_large(plan)) is not None:
+        raise RequestError.from_failure(failure)
 
 
 def _key(workload: plan_pb2.Workload) -> bytes:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-
 ASKS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals by which people and systems end a program; no program fails by one."""
 
