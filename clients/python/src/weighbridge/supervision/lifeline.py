@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 
-STOP_TIMEOUT_S = 20.0
-"""How long the service has for its clean stop once its starter is gone: its own grace (5 s) and its engine's end."""
+STOP_TIMEOUT_S = 45.0
+"""How long the service has for its clean stop once its starter is gone: its own grace (5 s) and its engine's end,
+which takes ds4 up to 30 s: it writes its conversation to disk first."""
 
 
 def watch(descriptor: int, stop_timeout_s: float = STOP_TIMEOUT_S) -> threading.Thread:
