@@ -155,15 +155,15 @@ async def test_who_may_keep_a_model_whole(pair: Pair, model: str, where: Any, re
 
 
 async def test_a_model_of_unknown_size_is_never_taken_for_one_that_fits(pair: Pair) -> None:
-    """The policy streams it. Here it has no price, so that whoever wants to launch it is refused."""
+    """The policy streams it. Here it cannot be asked for: a file has a size, and facts without one are refused."""
     gguf = weights_pb2.WEIGHT_FORMAT_GGUF
     facts = weights_pb2.WeightFacts(name="unknown", architecture="deepseek4", format=gguf)
     options = plan_pb2.EngineOptions(ds4=plan_pb2.Ds4Options(stream_experts=False))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await pair.fit.PlanModel(pb.PlanModelRequest(model=weights_pb2.ModelRef(facts=facts), options=options))
     failure = RpcFailure.from_rpc_error(refused.value)
-    assert failure.reason == "UNSUPPORTED_ARCHITECTURE"
-    assert "size of the model's file is not known" in failure.message
+    assert failure.reason == "INVALID_FACTS"
+    assert "model.facts.tensor_bytes" in failure.message
 
 
 async def test_a_configured_cache_is_cut_down_and_the_authors_is_not(pair: Pair) -> None:

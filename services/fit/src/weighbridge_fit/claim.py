@@ -52,9 +52,10 @@ def _with_card(requirement: Requirement, capacity: Capacity, verdict: Verdict) -
     total, host_ceiling = capacity.total.effective, capacity.host_ceiling.effective
     card = min(capacity.largest_card.ceiling.effective, total)
     on_card = min(wanted.expected, card)
-    more_on_card = min(wanted.high, card) - on_card
     host = requirement.host + spilled_bytes(requirement, capacity)
     on_host = min(host.expected, host_ceiling, total - on_card)
+    # Under a person's limit over everything, what host memory must have is no room for more on the card.
+    more_on_card = min(wanted.high, card, total - on_host) - on_card
     most_on_host = max(on_host, min(host.high, host_ceiling, total - on_card - more_on_card))
     devices = (DeviceClaim("", on_card, more_on_card),) if on_card else ()
     return Claim(on_host, most_on_host - on_host, devices)

@@ -29,7 +29,7 @@ def arguments(
         flags += ["--ssd-streaming", "--ssd-streaming-cache-experts", f"{decisions.cache_gib}GB"]
     # Said although it is the default: a later default must not change what was planned. GLM takes none, and V4.1 is
     # priced at its own alone.
-    takes_chunk = weights.family is Family.V4 or (weights.family is Family.OTHER and basics.chunk_asked)
+    takes_chunk = weights.family is Family.V4 or (weights.family is Family.OTHER and not basics.chunk_is_usual)
     if basics.layout is Layout.JULY and takes_chunk:
         flags += ["--prefill-chunk", str(basics.chunk_tokens)]
     if basics.power != FULL_POWER:

@@ -45,7 +45,7 @@ class Basics:
     context_tokens: int
     sessions: int
     chunk_tokens: int
-    chunk_asked: bool
+    chunk_is_usual: bool
     layout: Layout
     policy: DraftPolicy
     power: int
@@ -85,11 +85,13 @@ def settle(request: Ds4Request, weights: Ds4Weights, machine: Ds4Machine, figure
     layout = _layout(request, weights)
     sessions = _sessions(request, layout)
     context = _context(request, weights, machine, figures)
+    usual = _usual_chunk(weights, layout, context)
+    chunk = _chunk(request, weights, layout, usual)
     return Basics(
         context_tokens=context,
         sessions=sessions,
-        chunk_tokens=_chunk(request, weights, layout, context),
-        chunk_asked=request.prefill_chunk_tokens is not None,
+        chunk_tokens=chunk,
+        chunk_is_usual=chunk == usual,
         layout=layout,
         policy=_policy(request),
         power=_power(request, weights, layout),
@@ -143,13 +145,16 @@ def _context(request: Ds4Request, weights: Ds4Weights, machine: Ds4Machine, figu
     return asked
 
 
-def _chunk(request: Ds4Request, weights: Ds4Weights, layout: Layout, context: int) -> int:
+def _usual_chunk(weights: Ds4Weights, layout: Layout, context: int) -> int:
+    """What ds4 reads a prompt in where nobody says."""
     if layout is Layout.MAY:
-        usual = MAY_CHUNK
-    elif weights.pro or (weights.family is Family.V41 and context >= 2 * LARGE_CHUNK):
-        usual = LARGE_CHUNK
-    else:
-        usual = JULY_CHUNK
+        return MAY_CHUNK
+    if weights.pro or (weights.family is Family.V41 and context >= 2 * LARGE_CHUNK):
+        return LARGE_CHUNK
+    return JULY_CHUNK
+
+
+def _chunk(request: Ds4Request, weights: Ds4Weights, layout: Layout, usual: int) -> int:
     asked = request.prefill_chunk_tokens
     if asked is None or asked == usual:
         return usual
