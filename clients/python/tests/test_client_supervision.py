@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from weighbridge.cli.running import engine_kinds_soon
 from weighbridge.reach import HEALTH_SERVICES
 from weighbridge.supervision.budget import RestartBudget
 from weighbridge.supervision.lock import RunLock, SuiteRunningError, is_supervised
@@ -245,3 +246,23 @@ def _no_processes_left() -> Any:
     yield
     left = [child for child in psutil.Process().children(recursive=True) if "lifeline" in " ".join(child.cmdline())]
     assert left == []
+
+
+async def test_an_engine_that_is_being_started_is_waited_for_and_no_other(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHBRIDGE_RUN_DIR", str(short_dir))
+    assert await engine_kinds_soon() == []  # nobody starts any
+    lock = RunLock(short_dir)
+    lock.acquire()
+    try:
+        asking = asyncio.create_task(engine_kinds_soon())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        (short_dir / "engine-ds4.sock").touch()
+        assert await asking == ["ds4"]
+        (short_dir / "engine-ds4.sock").unlink()
+        assert await engine_kinds_soon(patience_s=0.0) == []
+    finally:
+        lock.release()

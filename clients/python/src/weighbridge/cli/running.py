@@ -20,6 +20,9 @@ from weighbridge.telemetry import traced_command
 RESTART_PATIENCE_S = 30.0
 """How long a command waits for a service that `weighbridge up` is starting again: its delay (5 s at most) and start."""
 
+LOOK_PERIOD_S = 0.1
+"""How often it is looked whether an engine is there."""
+
 
 class CommandError(Exception):
     """The command cannot be done, and why: one sentence for the person who gave it."""
@@ -112,3 +115,15 @@ def engine_kinds_here(environ: Mapping[str, str] | None = None) -> list[str]:
         if name.startswith("engine-")
         and (targets.target_variable(name) in env or targets.socket_path(name, env).exists())
     ]
+
+
+async def engine_kinds_soon(patience_s: float = RESTART_PATIENCE_S) -> list[str]:
+    """As :func:`engine_kinds_here`; while there is none, those that a `weighbridge up` is starting are waited for.
+
+    Which ones it starts is not known here, and to wait for one that it does not would be in vain.
+    """
+    folder, clock = targets.run_dir(), asyncio.get_running_loop().time
+    ends = clock() + patience_s
+    while not (here := engine_kinds_here()) and is_supervised(folder) and clock() < ends:  # noqa: ASYNC110 - files tell nobody
+        await asyncio.sleep(LOOK_PERIOD_S)
+    return here
