@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.measure import render
 
-SUITES = ("headers", "trees", "catalogue", "admission", "book", "recovery", "watching", "chat", "images")
+SUITES = ("headers", "trees", "catalogue", "admission", "book", "recovery", "watching", "chat", "images", "ds4")
 
 
 def main() -> int:
