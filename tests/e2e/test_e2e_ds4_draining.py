@@ -51,7 +51,7 @@ async def test_the_next_answer_waits_until_a_prompt_is_over_that_nobody_waits_fo
     suite: Suite, engine: Ds4Engine
 ) -> None:
     committed, server = suite.committed_bytes(), server_of(suite).pid
-    given_up = engine.chat(LONG)
+    given_up = engine.chat(LONG * 2)
     await told(given_up, until="started")
     given_up.cancel()
     draining = await engine.until(lambda state: state.requests_draining == 1)
@@ -76,15 +76,16 @@ async def test_a_client_that_is_killed_has_given_up(suite: Suite, engine: Ds4Eng
     finally:
         client.kill()
         await client.wait()
-    await engine.until(lambda state: state.requests_draining == 1)
+    # Whether its prompt had reached ds4 by then is left to chance: it is over in a while, or had not begun.
     await engine.until(lambda state: state.requests_in_flight == 0)
     assert (await told(engine.chat())).kinds[-1] == "finished"
 
 
 async def test_a_forced_unload_does_not_wait_for_a_prompt(suite: Suite, engine: Ds4Engine) -> None:
-    # 40 s of reading, of which neither the caller nor the unload sees the end.
-    cut_off = asyncio.create_task(failure_of(engine.chat(LONG * 16)))
-    await engine.until(lambda state: state.requests_in_flight == 1)
+    # 7.5 s of reading, of which neither the caller nor the unload sees the end.
+    reading = engine.chat(LONG * 3)
+    await told(reading, until="started")
+    cut_off = asyncio.create_task(failure_of(reading))
     server = server_of(suite)
     await engine.unload(force=True)
     assert not server.is_running()
