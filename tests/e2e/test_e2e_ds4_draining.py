@@ -32,6 +32,8 @@ def program(tmp_path_factory: Any) -> Program:
 @pytest.fixture(scope="module")
 def suite(models: Ds4Models, program: Program, tmp_path_factory: Any) -> Iterator[Suite]:
     settings = settings_of(program, tmp_path_factory.mktemp("scratch"), "unified:128")
+    # Longer than the prompts: one of which nothing is heard for so long ends its engine.
+    settings["WEIGHBRIDGE_ENGINES_DS4_IDLE_LIMIT_S"] = "60"
     with running_suite(models.root, "ds4", **settings) as started:
         yield started
 
