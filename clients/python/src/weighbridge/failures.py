@@ -71,6 +71,7 @@ REFUSED_REASONS = frozenset(
         "QUEUE_FULL",
         "ADMISSION_TIMED_OUT",
         "CANNOT_GROW",
+        "RENDER_TOO_LARGE",
         "WAIT_WHILE_HOLDING",
         "DEVICE_UNHEALTHY",
         "TOO_MANY_REQUESTS",
