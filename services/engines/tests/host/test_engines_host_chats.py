@@ -2,10 +2,13 @@
 
 import asyncio
 import signal
+import threading
 
 import grpc
 import pytest
+from chat_fakes import FakeChatKind
 from host_fakes import Suite, eventually, failure_of, kill, kinds, until_event
+from weighbridge_engines.host.chat import LARGE_REQUEST_BYTES
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2, image_service_pb2_grpc
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 
@@ -39,6 +42,24 @@ async def test_the_engines_own_refusal_passes_through_and_ends_nothing(run_dir):
         assert failure.metadata["prompt_tokens"] == "9"
         assert kinds(await suite.chat_all())[-1] == "finished"
         assert len(suite.ledger.admits) == 1
+
+
+async def test_the_engine_answers_others_while_a_large_request_is_checked(run_dir):
+    begun, others_were_answered, seen = threading.Event(), threading.Event(), []
+
+    class Checking(FakeChatKind):
+        def check_chat(self, request):
+            begun.set()
+            # Bounded, so that a check on the event loop fails the test and does not hang it.
+            seen.append(others_were_answered.wait(5))
+
+    async with Suite(run_dir, kind=Checking()) as suite:
+        chat = asyncio.create_task(suite.chat_all("x" * LARGE_REQUEST_BYTES))
+        assert await asyncio.to_thread(begun.wait, 10)
+        await suite.engine.GetEngine(engine_service_pb2.GetEngineRequest())
+        others_were_answered.set()
+        assert kinds(await chat)[-1] == "finished"
+    assert seen == [True]
 
 
 async def test_cancelling_an_answer_stops_it_in_the_engine_and_ends_the_use(run_dir):
