@@ -22,12 +22,13 @@ from weighbridge_engines.ds4.client import (
     UnreadError,
 )
 from weighbridge_engines.ds4.events import RequestEvent
-from weighbridge_engines.ds4.leftovers import Leftovers, first_of_two
+from weighbridge_engines.ds4.leftovers import Leftovers
 from weighbridge_engines.ds4.served import Served
 from weighbridge_engines.ds4.sse import SseError
 from weighbridge_engines.ds4.turns import Turn, TurnLog
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
+from weighbridge_engines.host.waiting import first_of_two
 
 IDLE_LIMIT_S = 600.0
 """One chunk of a prompt takes minutes where experts are streamed from a slow disk, and nothing is sent meanwhile. As
@@ -173,7 +174,7 @@ class Conversations:
         except AnswerFailedError as error:
             if error.is_over:
                 self._log.close(turn)
-            raise await self._failed(str(error), error.said or await self._logged(turn)) from error
+            raise self._failed(str(error), error.said or await self._logged(turn)) from error
         finally:
             if reader.is_done:
                 self._log.close(turn)
@@ -219,13 +220,13 @@ class Conversations:
         """Why a stream ended without its answer's end, as what is to be raised."""
         failure = stream.failure
         if isinstance(failure, ChatRefusedError):
-            return await self._refusal(request, failure, turn, length)
+            return self._refusal(request, failure, turn, length)
         if isinstance(failure, SilentError):
             return refusals.engine_silent(self._idle_limit_s)
         if isinstance(failure, UnreadError):
             return refusals.answer_not_read(failure.limit_bytes)
         if isinstance(failure, SseError):
-            return await self._failed(f"ds4's answer cannot be read: {failure}", "")
+            return self._failed(f"ds4's answer cannot be read: {failure}", "")
         if failure is not None and not isinstance(failure, ConnectionLostError):
             return failure
         self._log.close(turn)
@@ -237,7 +238,7 @@ class Conversations:
             return lost
         return self._counted(refusals.stream_lost(), "its answer broke off")
 
-    async def _refusal(
+    def _refusal(
         self, request: chat_pb.ChatRequest, refused: ChatRefusedError, turn: Turn, length: int | None
     ) -> Exception:
         content: object = None
@@ -248,7 +249,7 @@ class Conversations:
         if refused.status >= 500 and refused.status != httpx2.codes.SERVICE_UNAVAILABLE:
             # Its prompt was begun and failed. The line of its beginning may still come.
             self._log.close(turn)
-            return await self._failed("ds4 failed while it read the prompt", said)
+            return self._failed("ds4 failed while it read the prompt", said)
         self._log.forget(turn)
         if refused.status == httpx2.codes.SERVICE_UNAVAILABLE:
             return EngineLostError("it is stopping")
@@ -261,7 +262,7 @@ class Conversations:
             return _LengthRefusedError()
         return refusals.engine_error(f"ds4 refuses this request with HTTP {refused.status}", said)
 
-    async def _failed(self, what: str, said: str) -> Exception:
+    def _failed(self, what: str, said: str) -> Exception:
         """A failure inside ds4. One that would end every request after it, too, is one of the whole engine's."""
         if said == STOPPING:
             return EngineLostError("it is stopping")

@@ -7,7 +7,6 @@ turn, so its answer shows that the one before is over, and the prompt is mostly 
 """
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
@@ -18,6 +17,7 @@ from weighbridge_engines.ds4.served import Served
 from weighbridge_engines.ds4.turns import Turn, TurnLog
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
+from weighbridge_engines.host.waiting import first_of_two
 
 PROBE_AFTER_S = 10.0
 """Without a line of it for so long, a request that was given up is sent again. The first comes some milliseconds after
@@ -118,14 +118,3 @@ class Leftovers:
                 raise EngineLostError(f"it does not answer ({stream.failure})")
         finally:
             self._log.close(turn)
-
-
-async def first_of_two(one: Awaitable[object], other: Awaitable[object]) -> None:
-    """Return when one of them is done; the other is cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in (one, other)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
