@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weighbridge_engines.ds4 import binary, checkpoints, lock
-from weighbridge_engines.ds4.arguments import WITH_VALUE, WITHOUT_VALUE
+from weighbridge_engines.ds4.arguments import COMPUTE, WITH_VALUE, WITHOUT_VALUE
 from weighbridge_engines.ds4.binary import Ds4Binary
 from weighbridge_engines.supervisor.program import BinaryMissingError
 
@@ -28,7 +28,7 @@ def lacking(build: Ds4Binary) -> list[str]:
     """The flags that a plan may need and that ``build`` does not know."""
     drafting = {"--mtp-model": build.drafter_flag, "--glm-mtp": build.draft_block_flag}
     # Without those that choose what it computes on: a plan asks for what the build was made for.
-    others = (WITH_VALUE | WITHOUT_VALUE) - drafting.keys() - {"--metal", "--cuda", "--cpu"}
+    others = (WITH_VALUE | WITHOUT_VALUE) - drafting.keys() - COMPUTE
     return sorted(others - build.flags) + [flag for flag, known in drafting.items() if known is None]
 
 

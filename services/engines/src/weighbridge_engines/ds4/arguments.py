@@ -15,14 +15,15 @@ from weighbridge_engines.ds4.binary import Ds4Binary
 HOST = "127.0.0.1"
 """ds4 knows no password, and answers whoever reaches it."""
 
-WITHOUT_VALUE = frozenset({"--metal", "--cuda", "--cpu", "--ssd-streaming", "--dspark", "--glm-mtp"})
+COMPUTE = frozenset({"--metal", "--cuda", "--cpu"})
+"""What it computes on: a build does one of the first two, and the processor."""
+
+WITHOUT_VALUE = COMPUTE | {"--ssd-streaming", "--dspark", "--glm-mtp"}
 WITH_VALUE = frozenset(
     {"--model", "--ctx", "--kv-disk-space-mb", "--ssd-streaming-cache-experts", "--prefill-chunk", "--power",
      "--batched-session", "--mtp-model", "--mtp-draft", "--vision"}
 )  # fmt: skip
 """What a plan may say. Anything else is of a newer fit than this engine."""
-
-_COMPUTE = frozenset({"--metal", "--cuda", "--cpu"})
 
 _INSTEAD = (
     ({"--ssd-streaming", "--ssd-streaming-cache-experts"}, "stream_experts=false"),
@@ -71,7 +72,7 @@ def _spelled(binary: Ds4Binary, flag: str) -> str | None:
         return binary.drafter_flag
     if flag == "--glm-mtp":
         return binary.draft_block_flag
-    if flag in _COMPUTE and flag not in ("--cpu", f"--{binary.compute}"):
+    if flag in COMPUTE and flag not in ("--cpu", f"--{binary.compute}"):
         return None
     return flag if flag in binary.flags and flag in WITHOUT_VALUE | WITH_VALUE else None
 
@@ -84,7 +85,7 @@ def _pairs(planned: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _lacks(binary: Ds4Binary, missing: Sequence[str]) -> RequestError:
     instead = [what for flags, what in _INSTEAD if flags & set(missing)]
-    if _COMPUTE & set(missing):
+    if COMPUTE & set(missing):
         what = "the processor alone" if binary.compute == "cpu" else f"{binary.compute} and the processor"
         advice = (
             f"It computes on {what}: name a build for what the plan computes on, or ask for compute={binary.compute}."

@@ -11,10 +11,11 @@ from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_engines.ds4 import binary, checkpoints, ends, lock, requests
 from weighbridge_engines.ds4.arguments import command_line
 from weighbridge_engines.ds4.client import Ds4Client
-from weighbridge_engines.ds4.conversation import Conversations
+from weighbridge_engines.ds4.conversation import IDLE_LIMIT_S, Conversations
 from weighbridge_engines.ds4.feed import OutputFeed
 from weighbridge_engines.ds4.runtime import Ds4Runtime
 from weighbridge_engines.ds4.served import Served
+from weighbridge_engines.host.failures import ENGINE_LOCKED
 from weighbridge_engines.host.kind import KindDescription, KindLaunch
 from weighbridge_engines.supervisor.child import ChildSpec
 from weighbridge_engines.supervisor.ports import free_loopback_port
@@ -58,7 +59,7 @@ class Ds4Kind:
         *,
         lock_file: str = "",
         checkpoints_root: Path | None = None,
-        idle_limit_s: float = 600.0,
+        idle_limit_s: float = IDLE_LIMIT_S,
         cache: Path | None = None,
     ) -> None:
         self._setting = setting
@@ -104,12 +105,13 @@ class Ds4Kind:
             raise _not_here(f"{plan.model_name} is not a model that ds4 loads")
         if not plan.resolved_path:
             raise _not_here("facts without files can be planned, not loaded")
+        # Any port and any folder will do: it is only seen whether the build knows every flag.
         command_line(self._found(), plan.launch.ds4.arguments, 1, self._checkpoints_root)
         holder = lock.holder_outside(self._lock_file)
         if holder is not None:
             raise RequestError(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "ENGINE_LOCKED",
+                ENGINE_LOCKED,
                 ends.lock_held(str(holder)),
                 metadata={"pid": str(holder)},
             )

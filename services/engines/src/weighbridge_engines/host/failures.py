@@ -11,7 +11,6 @@ from weighbridge_engines.supervisor.exits import ExitCause, ExitExplanation
 RENDER_CANCELLED = "RENDER_CANCELLED"
 """Why an engine ends in the midst of a render that nobody waits for. Requests in its queue have it loaded again."""
 
-
 ENGINE_LOCKED = "ENGINE_LOCKED"
 """Why an engine cannot start beside one that runs outside the suite. Nothing of ours has failed."""
 
