@@ -4,7 +4,6 @@ import grpc
 from weighbridge_common.sizes import format_gib
 from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
-from weighbridge_proto.memory.v1 import requirement_pb2
 
 from weighbridge_engines.supervisor.exits import ExitCause, ExitExplanation
 
@@ -137,23 +136,17 @@ def announced_too_much(title: str, announced_bytes: int, granted_bytes: int, why
     )
 
 
-def render_too_large(plan: fit_pb.PlanModelResponse) -> RpcFailure | None:
-    """Why a render must not begin: it is expected to need more host memory than can ever be granted here.
-
-    A tight plan may be loaded, for its claim is cut to what can be granted. A render under it would be ended at its
-    last step, when it takes what was cut. What is on a card may spill to host memory and is left to the engine.
-    """
+def render_too_large(plan: fit_pb.PlanModelResponse) -> RequestError:
+    """A render is expected to need more host memory than can ever be granted here."""
     expected, granted = plan.requirement.total.expected_bytes, plan.claim.host_bytes
-    if plan.assessment.verdict != requirement_pb2.VERDICT_TIGHT or plan.claim.devices or expected <= granted:
-        return None
     advice = " ".join(plan.assessment.help)
-    return RpcFailure(
+    return RequestError(
         grpc.StatusCode.FAILED_PRECONDITION,
         "RENDER_TOO_LARGE",
         f"This render of {plan.model_name} is expected to need {format_gib(expected)}, and at most "
         f"{format_gib(granted)} can be granted here: it would be ended before its last step. Ask for a smaller "
         f"image. {advice}".strip(),
-        {"expected_bytes": str(expected), "grantable_bytes": str(granted)},
+        metadata={"expected_bytes": expected, "grantable_bytes": granted},
     )
 
 

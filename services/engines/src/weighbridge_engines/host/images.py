@@ -13,6 +13,7 @@ from weighbridge_proto.engines.v1 import image_service_pb2 as image_pb
 from weighbridge_proto.errors import RequestError, unavailable
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 from weighbridge_proto.fit.v1 import plan_pb2
+from weighbridge_proto.memory.v1 import requirement_pb2
 
 from weighbridge_engines.host import failures
 from weighbridge_engines.host.engine_host import EngineHost
@@ -204,8 +205,14 @@ class Images:
 
 
 def _refuse_too_large(plan: fit_pb.PlanModelResponse) -> None:
-    if (failure := failures.render_too_large(plan)) is not None:
-        raise RequestError.from_failure(failure)
+    """Refuse a render that would be ended at its last step.
+
+    A tight plan may be loaded, for its claim is cut to what can be granted; a render under it takes at its last step
+    what was cut. What is on a card may spill to host memory and is left to the engine.
+    """
+    is_cut = plan.requirement.total.expected_bytes > plan.claim.host_bytes
+    if plan.assessment.verdict == requirement_pb2.VERDICT_TIGHT and not plan.claim.devices and is_cut:
+        raise failures.render_too_large(plan)
 
 
 def _key(workload: plan_pb2.Workload) -> bytes:
