@@ -190,7 +190,7 @@ class Kind(Protocol):
         ...
 
     def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
-        """How to start the planned model.
+        """How to start the planned model. Called in a thread of its own: it may read files.
 
         Args:
             workspace: an empty private folder that exists as long as the process.
