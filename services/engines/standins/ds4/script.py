@@ -63,6 +63,10 @@ class Answer:
     stopped: bool = False
     closed_calls: bool = False
     _held: str = ""
+    _began_thinking: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_thinking = self.thinking
 
     def add(self, token: Token) -> list[dict[str, Any]]:
         """Take a token; the deltas that can be sent now."""
@@ -102,14 +106,9 @@ class Answer:
     @property
     def raw(self) -> str:
         """The text as the model wrote it, which is what the cache holds."""
-        thought = "" if self.thinking or not self._thought else THOUGHT
+        thought = THOUGHT if self._began_thinking and not self.thinking else ""
         calls = render_calls([(name, arguments) for _, name, arguments in self.calls])
         return "".join(self.reasoning) + thought + "".join(self.content) + calls
-
-    _thought: bool = False
-
-    def __post_init__(self) -> None:
-        self._thought = self.thinking
 
     def message(self) -> dict[str, Any]:
         """The whole answer. Thinking that was cut off comes as content: the trap of answers that are not streamed."""
