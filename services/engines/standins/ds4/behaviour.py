@@ -34,10 +34,11 @@ class Behaviour:
         answer: what it says, one token for each word.
         tokens: an answer of so many words instead; 0: `answer`.
         calls: tools that it calls after its answer, name and arguments as JSON, where a request has tools.
-        prefill_fault: what goes wrong in every prompt: "" nothing, "error" (it fails), or a signal's name.
-        decode_fault: what goes wrong in every answer: "" nothing, "error" (it fails), "cut" (the connection is
+        prefill_fault: what goes wrong in a prompt: "" nothing, "error" (it fails), or a signal's name.
+        decode_fault: what goes wrong in an answer: "" nothing, "error" (it fails), "cut" (the connection is
             closed), "stall" (nothing more comes), or a signal's name.
         decode_fault_after: tokens before that.
+        faulty_requests: how many requests these faults are in, from the first on; -1: in every one.
         breaks_after: requests that it answers before every further one fails, while it stays up; -1: it never breaks.
         cancels: whether it notices that a client has left (builds with pull request 707); else only a write that fails
             ends work.
@@ -65,6 +66,7 @@ class Behaviour:
     prefill_fault: str = ""
     decode_fault: str = ""
     decode_fault_after: int = 3
+    faulty_requests: int = -1
     breaks_after: int = -1
     cancels: bool = False
     keepalive_s: float = 5.0

@@ -58,14 +58,16 @@ class Turn:
         self._request, self._client, self._session = request, client, session
         self._log = TurnLog(has_tools=request.has_tools)
         self._cached, self._prompt = 0, request.prompt_tokens
-        self._headers_sent = self._closed = False
+        self._headers_sent = self._closed = self._faulty = False
         self._error = ""
 
     async def run(self) -> None:
         """Until it is over, well or not."""
         self._find_cached()
         self._log.prompt_start(self._cached, self._prompt)
-        if 0 <= self._behaviour.breaks_after < next(self._model.requests):
+        number = next(self._model.requests)
+        self._faulty = self._behaviour.faulty_requests < 0 or number <= self._behaviour.faulty_requests
+        if 0 <= self._behaviour.breaks_after < number:
             self._error = _BROKEN
         if self._error or not await self._read_prompt():
             await self._fail_prompt()
@@ -109,7 +111,7 @@ class Turn:
                 self._error = _LEFT
                 return False
             done += size
-            if behaviour.prefill_fault and done >= self._prompt:
+            if self._faulty and behaviour.prefill_fault and done >= self._prompt:
                 if behaviour.prefill_fault != "error":
                     end_by(behaviour.prefill_fault)
                 self._error = "prefill failed"
@@ -173,7 +175,7 @@ class Turn:
             # Each token on its own time, so that what sending takes does not slow the next one.
             due = began + (answer.tokens + 1) / behaviour.rate if behaviour.rate else 0.0
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if behaviour.decode_fault and answer.tokens >= behaviour.decode_fault_after:
+            if self._faulty and behaviour.decode_fault and answer.tokens >= behaviour.decode_fault_after:
                 finish = await self._fault(behaviour.decode_fault)
                 break
             if self._client.left.is_set():
