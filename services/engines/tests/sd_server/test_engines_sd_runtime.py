@@ -7,7 +7,9 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 from PIL import Image
 from weighbridge_engines.host.kind import EngineLostError
@@ -155,6 +157,49 @@ async def test_a_server_on_our_port_that_is_not_ours_is_not_spoken_to(start) -> 
                 await stranger.render(JOB)
         finally:
             await stranger.aclose()
+
+
+async def test_a_server_on_our_port_that_answers_with_no_json_is_not_ours() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        client = SdServerClient(server.sockets[0].getsockname()[1], "weighbridge-of-us")
+        try:
+            with pytest.raises(OtherServerError):
+                await client.is_ours()
+            with pytest.raises(EngineLostError):
+                await client.render(JOB)
+        finally:
+            await client.aclose()
+
+
+async def test_a_render_that_is_asked_for_after_its_connections_were_closed_is_lost(start) -> None:
+    """A model is unloaded by force between the ledger's leave for a render and the render."""
+    async with start() as server:
+        await server.runtime.aclose()
+        with pytest.raises(EngineLostError):
+            await server.render()
+
+
+async def test_a_load_asks_again_where_the_server_is_slow_to_say_what_it_can(start, monkeypatch) -> None:
+    """On a busy machine; the load fails by its own time limit, not by that of one question."""
+    asked = SdServerClient.capabilities
+    slow = iter((True, False))
+
+    async def capabilities(client: SdServerClient) -> dict[str, Any]:
+        if next(slow):
+            raise httpx2.ReadTimeout("nothing came")
+        return await asked(client)
+
+    monkeypatch.setattr(SdServerClient, "capabilities", capabilities)
+    async with start() as server:
+        with pytest.raises(RequestError) as refused:
+            await server.render(replace(JOB, sampler="no such"))
+        assert refused.value.failure.reason == "UNKNOWN_SAMPLER"
 
 
 async def test_one_whose_port_is_taken_ends_and_says_why(start, monkeypatch) -> None:

@@ -114,11 +114,11 @@ class SdServerClient:
             "weighbridge.image.steps": job.steps,
         }
         with _tracer.start_as_current_span(f"POST {path}", kind=SpanKind.CLIENT, attributes=attributes) as span:
+            # Before the other two: between them there must be no time for the connection to be closed.
+            body = await asyncio.to_thread(_body, job)
             try:
                 await self._is_ours(self._renders)
-                response = await self._renders.post(
-                    path, json=await asyncio.to_thread(_body, job), headers=LAST_ON_ITS_CONNECTION
-                )
+                response = await self._renders.post(path, json=body, headers=LAST_ON_ITS_CONNECTION)
             except (httpx2.HTTPError, OtherServerError) as error:
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 raise EngineLostError(f"the connection broke ({type(error).__name__})") from error
@@ -134,9 +134,16 @@ class SdServerClient:
         await self._renders.aclose()
 
     async def _get(self, path: str, http: httpx2.AsyncClient) -> Any:
+        """What it answers; None: that is no JSON, which any other server may send."""
+        if http.is_closed:
+            # A model that is unloaded by force takes its connections along: to whoever asks then, it is lost.
+            raise httpx2.ConnectError("the connections to it were closed")
         response = await http.get(path, timeout=PROBE_TIMEOUT_S)
         response.raise_for_status()
-        return response.json()
+        try:
+            return response.json()
+        except (ValueError, RecursionError):
+            return None
 
 
 def _body(job: RenderJob) -> dict[str, Any]:

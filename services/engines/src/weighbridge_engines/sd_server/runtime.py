@@ -93,11 +93,11 @@ class SdRuntime:
             # Another server may answer while ours finds its port taken and ends; the host sees that end.
             with contextlib.suppress(httpx2.HTTPError, OtherServerError):
                 await self._client.is_ours()
-                break
+                capabilities = await self._client.capabilities()
+                self._samplers = _names(capabilities.get("samplers"))
+                self._schedulers = _names(capabilities.get("schedulers"))
+                return
             await asyncio.sleep(POLL_S)
-        capabilities = await self._client.capabilities()
-        self._samplers = _names(capabilities.get("samplers"))
-        self._schedulers = _names(capabilities.get("schedulers"))
 
     def check(self, job: RenderJob) -> None:
         """Refuse what sd-server would silently replace by its default.
