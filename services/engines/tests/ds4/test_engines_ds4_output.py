@@ -9,26 +9,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weighbridge_engines.ds4.events import (
-    BackendReady,
-    ContextBuffers,
-    Decoding,
-    Ds4Failure,
-    FailureKind,
-    Listening,
-    LoadProgress,
-    MemoryPlan,
-    PromptDone,
-    PromptProgress,
-    PromptStarted,
-    RequestEnded,
-    SessionBuffers,
-    Span,
-    Warmed,
-    Warming,
-)
+from weighbridge_engines.ds4 import events
 from weighbridge_engines.ds4.feed import OutputFeed
 from weighbridge_engines.ds4.output import MOST_FAILURES, OutputReader
+from weighbridge_engines.ds4.turns import TurnLog
 from weighbridge_engines.supervisor.output import LineSplitter
 
 GIB = 2**30
@@ -38,7 +22,7 @@ PLAN = (
     "ds4: memory: KV 1.36 GiB (raw 0.36 + compressed 1.00) + buffers 1.00 GiB + resident model 0.99 GiB "
     "+ expert cache 28.62 GiB + prefill expert reserve 3.38 GiB = 35.35 GiB planned"
 )
-SPAN = Span(98, 148, 50)
+SPAN = events.Span(98, 148, 50)
 
 
 def gib(figure: str) -> int:
@@ -58,30 +42,30 @@ def read_loaded(line: str) -> object:
 @pytest.mark.parametrize(
     ("line", "event"),
     [
-        ("ds4: CUDA prepared model tensor mappings 40.25 GiB", LoadProgress(gib("40.25"))),
-        ("ds4: ROCm prepared model tensor mappings 1.00 GiB", LoadProgress(GIB)),
-        ("ds4: CUDA loading model tensors 12.34 GiB cached", LoadProgress(gib("12.34"))),
-        ("ds4: CUDA loading model tensors into device cache: 0.00 GiB", LoadProgress(0)),
-        ("ds4: CUDA model chunk copy 4.00/80.77 GiB", LoadProgress(4 * GIB, gib("80.77"))),
-        ("ds4: warming mapped tensor pages: 81.20 GiB", Warming(gib("81.20"))),
-        ("ds4: warmed tensor pages in 176.001s (checksum=42)", Warmed(176.001)),
-        ("ds4: metal backend initialized for graph diagnostics", BackendReady("metal")),
-        (PLAN, MemoryPlan(gib("35.35"), gib("1.36"), gib("1.00"))),
+        ("ds4: CUDA prepared model tensor mappings 40.25 GiB", events.LoadProgress(gib("40.25"))),
+        ("ds4: ROCm prepared model tensor mappings 1.00 GiB", events.LoadProgress(GIB)),
+        ("ds4: CUDA loading model tensors 12.34 GiB cached", events.LoadProgress(gib("12.34"))),
+        ("ds4: CUDA loading model tensors into device cache: 0.00 GiB", events.LoadProgress(0)),
+        ("ds4: CUDA model chunk copy 4.00/80.77 GiB", events.LoadProgress(4 * GIB, gib("80.77"))),
+        ("ds4: warming mapped tensor pages: 81.20 GiB", events.Warming(gib("81.20"))),
+        ("ds4: warmed tensor pages in 176.001s (checksum=42)", events.Warmed(176.001)),
+        ("ds4: metal backend initialized for graph diagnostics", events.BackendReady("metal")),
+        (PLAN, events.MemoryPlan(gib("35.35"), gib("1.36"), gib("1.00"))),
         (
             "ds4: memory: KV 1.36 GiB (raw 0.36 + compressed 1.00) + buffers 1.00 GiB + resident model 80.76 GiB "
             "= 83.12 GiB planned",
-            MemoryPlan(gib("83.12"), gib("1.36"), GIB),
+            events.MemoryPlan(gib("83.12"), gib("1.36"), GIB),
         ),
         (
             "1130 22:35:48 ds4-server: context buffers 64.69 MiB (ctx=4096, backend=cpu, prefill_chunk=0, "
             "raw_kv_rows=128, compressed_kv_rows=1026)",
-            ContextBuffers(round(64.69 * MIB), 4096, "cpu"),
+            events.ContextBuffers(round(64.69 * MIB), 4096, "cpu"),
         ),
         (
             "0723 01:02:03 ds4-server: 4 resident sessions request at least 9.45 GiB of context buffers",
-            SessionBuffers(4, gib("9.45")),
+            events.SessionBuffers(4, gib("9.45")),
         ),
-        (LISTENING, Listening("127.0.0.1", 18931)),
+        (LISTENING, events.Listening("127.0.0.1", 18931)),
     ],
 )
 def test_a_load_is_told(line: str, event: object) -> None:
@@ -96,25 +80,27 @@ def test_a_plan_in_the_colours_of_a_terminal_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("text", "event"),
     [
-        ("prompt start", PromptStarted(SPAN)),
+        ("prompt start", events.PromptStarted(SPAN)),
         ("TOOLS prefill chunk 512/7880 (6.5%) chunk=39.35 t/s avg=39.35 t/s 13.011s",
-         PromptProgress(SPAN, 512, 7880, 39.35)),
+         events.PromptProgress(SPAN, 512, 7880, 39.35)),
         ("prefill chunk 2048/2048 (100.0%) chunk=0.00 t/s avg=40.11 t/s 51.059s",
-         PromptProgress(SPAN, 2048, 2048, 40.11)),
+         events.PromptProgress(SPAN, 2048, 2048, 40.11)),
         ("tool checkpoint rebuild chunk 3200/7880 (40.6%) chunk=41.00 t/s avg=40.00 t/s 80.000s",
-         PromptProgress(SPAN, 3200, 7880, 40.0, rebuilds=True)),
-        ("prompt done 0.272s", PromptDone(SPAN, 0.272)),
-        ("gen=150 THINKING decoding chunk=5.20 t/s avg=5.35 t/s 28.037s", Decoding(SPAN, 150, 5.35)),
+         events.PromptProgress(SPAN, 3200, 7880, 40.0, rebuilds=True)),
+        ("prompt done 0.272s", events.PromptDone(SPAN, 0.272)),
+        ("gen=150 THINKING decoding chunk=5.20 t/s avg=5.35 t/s 28.037s", events.Decoding(SPAN, 150, 5.35)),
         ("gen=1250 RESPPROTO TOOLS THINKING DSML_START DSML_END decoding chunk=5.00 t/s avg=5.02 t/s 249.004s",
-         Decoding(SPAN, 1250, 5.02)),
-        ("gen=50 finish=stop 3.100s", RequestEnded(SPAN, 50, "stop")),
-        ("gen=7 TOOLS finish=tool_calls 3.100s", RequestEnded(SPAN, 7, "tool_calls")),
-        ('gen=3 finish=error error="shutdown requested" 1.000s', RequestEnded(SPAN, 3, "error", "shutdown requested")),
-        ('gen=3 finish=error error="it said "no"" 1.000s', RequestEnded(SPAN, 3, "error", 'it said "no"')),
-        ("stream closed during prefill", RequestEnded(SPAN, error="stream closed during prefill")),
-        ("TOOLS sse headers failed", RequestEnded(SPAN, error="sse headers failed")),
-        ("openai role chunk failed", RequestEnded(SPAN, error="openai role chunk failed")),
-        ("prefill failed after stream closed: CUDA prefill failed", RequestEnded(SPAN, error="CUDA prefill failed")),
+         events.Decoding(SPAN, 1250, 5.02)),
+        ("gen=50 finish=stop 3.100s", events.RequestEnded(SPAN, 50, "stop")),
+        ("gen=7 TOOLS finish=tool_calls 3.100s", events.RequestEnded(SPAN, 7, "tool_calls")),
+        ('gen=3 finish=error error="shutdown requested" 1.000s',
+         events.RequestEnded(SPAN, 3, "error", "shutdown requested")),
+        ('gen=3 finish=error error="it said "no"" 1.000s', events.RequestEnded(SPAN, 3, "error", 'it said "no"')),
+        ("stream closed during prefill", events.RequestEnded(SPAN, error="stream closed during prefill")),
+        ("TOOLS sse headers failed", events.RequestEnded(SPAN, error="sse headers failed")),
+        ("openai role chunk failed", events.RequestEnded(SPAN, error="openai role chunk failed")),
+        ("prefill failed after stream closed: CUDA prefill failed",
+         events.RequestEnded(SPAN, error="CUDA prefill failed")),
         ("prefill chunk 5/0 (0.0%) chunk=0.00 t/s avg=0.00 t/s 0.000s", None),
         ("prefill chunk 9/4 (225.0%) chunk=0.00 t/s avg=0.00 t/s 0.000s", None),
         ("prefill SSE error failed: broken pipe", None),
@@ -125,9 +111,9 @@ def test_a_request_is_told(text: str, event: object, kind: str) -> None:
     assert read_loaded(f"0521 13:32:43 ds4-server: {kind} ctx=98..148:50 {text}") == event
 
 
-def failure(line: str) -> Ds4Failure:
+def failure(line: str) -> events.Ds4Failure:
     event = read(line)
-    assert isinstance(event, Ds4Failure), line
+    assert isinstance(event, events.Ds4Failure), line
     return event
 
 
@@ -179,7 +165,7 @@ def failure(line: str) -> Ds4Failure:
 )  # fmt: skip
 def test_what_went_wrong_is_told_apart(line: str, kind: str, subject: str) -> None:
     found = failure(line)
-    assert (found.kind, found.subject, found.while_loaded) == (FailureKind(kind), subject, False)
+    assert (found.kind, found.subject, found.while_loaded) == (events.FailureKind(kind), subject, False)
     assert line.endswith(found.text)
 
 
@@ -203,8 +189,8 @@ def test_what_it_goes_on_after_is_no_failure(line: str) -> None:
 
 def test_a_device_that_fails_while_it_serves_is_remembered() -> None:
     found = read_loaded("ds4: CUDA layer sync failed: an illegal memory access was encountered")
-    assert isinstance(found, Ds4Failure)
-    assert (found.kind, found.while_loaded) == (FailureKind.DEVICE_FAULT, True)
+    assert isinstance(found, events.Ds4Failure)
+    assert (found.kind, found.while_loaded) == (events.FailureKind.DEVICE_FAULT, True)
 
 
 def test_an_answer_that_is_printed_forges_no_load_and_no_lock() -> None:
@@ -216,13 +202,52 @@ def test_an_answer_that_is_printed_forges_no_load_and_no_lock() -> None:
     assert (reader.memory_plan, reader.failures) == (None, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "chat ctx=98..148:50 prompt start",
+        "chat ctx=98..148:50 prompt done 0.272s",
+        "chat ctx=98..148:50 gen=50 decoding chunk=5.20 t/s avg=5.35 t/s 28.037s",
+        "chat ctx=98..148:50 gen=50 finish=stop 3.100s",
+        "chat ctx=98..148:50 stream closed during prefill",
+    ],
+)
+def test_a_line_about_a_request_without_the_servers_stamp_is_an_answers(text: str) -> None:
+    """ds4-server stamps each line about a request (May and July 2026); a piece of an answer has none in front."""
+    assert read_loaded(f"ds4-server: {text}") is None
+    assert read_loaded(f"0521 13:32:43 ds4: {text}") is None
+    assert read_loaded(f"0521 13:32:43 ds4-server: {text}") is not None
+
+
+def test_an_answer_that_is_printed_ends_no_request() -> None:
+    feed = OutputFeed()
+    log = TurnLog(sessions=1, now=lambda: 0.0)
+    feed.tell = log.take
+    turn = log.begin()
+    for line in (
+        LISTENING,
+        "1130 22:35:50 ds4-server: chat ctx=0..53:53 prompt start",
+        "1130 22:35:51 ds4-server: chat ctx=0..53:53 TOOLS invalid tool call dsml_snippet: <｜DSML｜tool_calls>",
+        "ds4-server: chat ctx=0..53:53 gen=9 finish=stop 1.000s",
+        "ds4-server: chat ctx=0..60:60 prompt start",
+    ):
+        feed.take(line, True)
+    assert (turn.span, turn.is_over) == (events.Span(0, 53, 53), False)
+    feed.take("1130 22:35:52 ds4-server: chat ctx=0..53:53 gen=9 finish=stop 2.000s", True)
+    assert (turn.is_over, turn.ended) == (True, events.RequestEnded(events.Span(0, 53, 53), 9, "stop"))
+
+
+def test_what_the_server_says_last_before_it_aborts_has_no_stamp() -> None:
+    assert failure("ds4-server: out of memory").kind is events.FailureKind.OUT_OF_MEMORY
+
+
 def test_the_failures_of_a_load_are_not_pushed_out_by_what_comes_after() -> None:
     reader = OutputReader()
     reader.read("ds4: out of memory")
     for _ in range(MOST_FAILURES + 10):
         reader.read("ds4: tensor points outside GGUF file")
     assert len(reader.failures) == MOST_FAILURES
-    assert reader.failures[0].kind is FailureKind.OUT_OF_MEMORY
+    assert reader.failures[0].kind is events.FailureKind.OUT_OF_MEMORY
 
 
 # -- what it says that it will hold ------------------------------------------------------------------------------------
@@ -258,22 +283,22 @@ START = (
 
 
 def told(chunks: list[bytes]) -> tuple[list[object], OutputFeed]:
-    feed, splitter, events = OutputFeed(), LineSplitter(), []
-    feed.tell = events.append
+    feed, splitter, heard = OutputFeed(), LineSplitter(), []
+    feed.tell = heard.append
     for lines in [*(splitter.feed(chunk) for chunk in chunks), splitter.end()]:
         for line in lines:
             assert feed.take(line, True) is None
-    return events, feed
+    return heard, feed
 
 
 @given(st.lists(st.integers(0, len(START)), max_size=12))
 def test_wherever_the_stream_is_cut_it_tells_the_same(cuts: list[int]) -> None:
     stream = START.encode()
     edges = sorted({0, *cuts, len(stream)})
-    events, feed = told([stream[begin:end] for begin, end in itertools.pairwise(edges)])
-    assert events == [PromptStarted(Span(0, 53, 53)), PromptDone(Span(0, 53, 53), 0.272)]
+    heard, feed = told([stream[begin:end] for begin, end in itertools.pairwise(edges)])
+    assert heard == [events.PromptStarted(events.Span(0, 53, 53)), events.PromptDone(events.Span(0, 53, 53), 0.272)]
     assert feed.reader.announced_bytes == gib("35.35")
-    assert (feed.reader.is_listening, feed.load) == (True, BackendReady("cuda"))
+    assert (feed.reader.is_listening, feed.load) == (True, events.BackendReady("cuda"))
 
 
 def test_standard_output_says_nothing() -> None:

@@ -1,11 +1,14 @@
 """From the lines that ds4-server prints to what it is at and what went wrong.
 
 There is no health, progress or memory endpoint: its output is the only source. All of it is on standard error. Lines of
-its server begin with month, day and time, those of its engine do not; both name themselves.
+its server begin with month, day and time, those of its engine do not; both name themselves. The one line of the server
+without a stamp that tells anything here is its last word before it aborts.
 
 A line is believed only from its beginning. Builds since July 2026 repeat a piece of a model's answer within a line
-about a broken tool call, and such a piece may have lines of its own. So what is read after the model is loaded moves
-nothing but progress, and explains an end at most.
+about a broken tool call, and such a piece may have lines of its own. So after the model is loaded, a line of the server
+needs its stamp, and what is read moves nothing but progress, ends a request whose span it names, and explains an end.
+A model that writes a stamp and the span of its own prompt too can still have its request taken for ended: if that one's
+client leaves early, the next request waits within ds4 and not before it.
 
 Wording: antirez/ds4 8d57664 (2026-05-21) and 7e3dbef (2026-07-23), both read in source, the first also run.
 """
@@ -42,7 +45,7 @@ MOST_FAILURES = 64
 """Kept of one process: a device that fails prints a line for each request."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(r"(?:\d{4} \d\d:\d\d:\d\d )?(?P<name>ds4|ds4-server): (?P<text>.*\S)\s*", re.ASCII)
+_LINE = re.compile(r"(?P<stamp>\d{4} \d\d:\d\d:\d\d )?(?P<name>ds4|ds4-server): (?P<text>.*\S)\s*", re.ASCII)
 _GIB = r"(\d+\.\d+) GiB"
 _REQUEST = re.compile(
     r"(?:chat|completion) ctx=(?P<cached>\d+)\.\.(?P<prompt>\d+):(?P<new>\d+)(?: gen=(?P<generated>\d+))?"
@@ -178,14 +181,16 @@ class OutputReader:
         match = _LINE.fullmatch(line)
         if match is None:
             return None
-        text = match["text"]
+        text, of_server = match["text"], match["name"] == "ds4-server"
+        is_stamped = match["stamp"] is not None
         if self.is_listening:
-            request = _REQUEST.fullmatch(text) if match["name"] == "ds4-server" else None
+            request = _REQUEST.fullmatch(text) if of_server and is_stamped else None
             return self._failure(text) if request is None else _request_event(request)
         self.last_words = text
-        for pattern, make in _LOADING:
-            if (found := pattern.fullmatch(text)) is not None:
-                return make(found)
+        if is_stamped == of_server:
+            for pattern, make in _LOADING:
+                if (found := pattern.fullmatch(text)) is not None:
+                    return make(found)
         return self._failure(text)
 
     def _failure(self, text: str) -> Ds4Failure | None:
