@@ -25,8 +25,13 @@ PROBE_TIMEOUT_S = 5.0
 CHAT_PATH = "/v1/chat/completions"
 
 MOST_UNREAD_BYTES = 16 * 2**20
-"""How much of one answer is held for its reader: some 80,000 tokens at about 200 bytes each, minutes of the fastest
-engine and hours of a common one. A reader that is so far behind is gone or stuck, and memory is not endless."""
+"""How much memory one answer takes until its reader takes it: some 36,000 tokens at about 200 bytes of text and
+EVENT_BYTES each, minutes of the fastest engine and an hour of a common one. A reader that is so far behind is gone or
+stuck, and memory is not endless."""
+
+EVENT_BYTES = 256
+"""What an event takes beside its text, so that those without text count too (250 on 64-bit CPython 3.11, measured
+November 2026)."""
 
 MOST_REFUSAL_BYTES = 64 * 2**10
 """How much of an error's body is read. Those of ds4 are a few hundred bytes."""
@@ -70,7 +75,7 @@ class UnreadError(Exception):
 
 @dataclass(frozen=True)
 class Heard:
-    """An event, and when it came, by the stream's clock."""
+    """An event, when it came by the stream's clock, and the bytes that it counts for while it is unread."""
 
     event: ServerEvent
     at_s: float
@@ -168,7 +173,7 @@ class ChatStream:
                         self._keep(found)
 
     def _keep(self, event: ServerEvent) -> None:
-        heard = Heard(event, self.heard_at_s, len(event.data) + len(event.name))
+        heard = Heard(event, self.heard_at_s, EVENT_BYTES + len(event.data) + len(event.name))
         if self._unread_bytes + heard.size > self._most_unread_bytes:
             raise UnreadError(self._most_unread_bytes)
         self._unread.append(heard)
