@@ -5,6 +5,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from weighbridge_engines.ds4 import checkpoints, lock
 from weighbridge_proto.errors import RequestError
 
 HOLDS = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+NOBODY = 65534
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
 
 
@@ -70,6 +73,13 @@ def test_where_nothing_can_be_told_nobody_is_named(tmp_path: Path) -> None:
     assert lock.holder(str(tmp_path / "ds4.lock"), tmp_path / "no-proc") is None
 
 
+@pytest.fixture
+def generous_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 # -- conversations on disk ---------------------------------------------------------------------------------------------
 
 
@@ -117,9 +127,43 @@ def test_an_empty_file_has_a_fingerprint_too(tmp_path: Path) -> None:
 def test_a_folder_that_others_can_look_into_is_shut(tmp_path: Path) -> None:
     file = model(tmp_path, b"w")
     found = checkpoints.folder(tmp_path, "d", file, 4096, "cuda")
-    found.chmod(0o755)
+    for folder in (found, tmp_path):
+        folder.chmod(0o755)
     checkpoints.folder(tmp_path, "d", file, 4096, "cuda")
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (found, tmp_path)] == [0o700, 0o700]
+
+
+@pytest.mark.usefixtures("generous_umask")
+def test_the_folder_of_all_is_this_user_s_alone_from_its_beginning(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "kv"
+    checkpoints.folder(root, "d", model(tmp_path, b"w"), 4096, "cuda")
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_all_may_lie_on_another_disk(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir(0o755)
+    (tmp_path / "kv").symlink_to(there)
+    checkpoints.folder(tmp_path / "kv", "d", model(tmp_path, b"w"), 4096, "cuda")
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder another user's")
+@pytest.mark.parametrize("mode", [0o700, 0o777], ids=oct)
+def test_a_folder_of_all_that_is_another_user_s_is_refused(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        root, file = Path(open_to_all) / "kv", model(Path(open_to_all), b"w")
+        root.mkdir()
+        root.chmod(mode)
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(RequestError, match="WEIGHBRIDGE_ENGINES_DS4_KV_DIR") as refused:
+                checkpoints.folder(root, "d", file, 4096, "cuda")
+        finally:
+            os.seteuid(0)
+        assert "another user's" in refused.value.failure.message
+        assert (list(root.iterdir()), stat.S_IMODE(root.stat().st_mode)) == ([], mode)
 
 
 def test_a_folder_that_cannot_be_used_is_told_with_what_to_do(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def folder(root: Path, model_digest: str, model: Path, chunk_tokens: int, comput
     """The folder for one model, made where it is not there, that only this user may look into.
 
     Args:
-        root: where all of them lie.
+        root: where all of them lie. Likewise for this user alone: the names in it tell which models are used.
         model_digest: of the model's tensors, as fit names it.
         model: its file.
         chunk_tokens: how many tokens of a prompt are evaluated in one go. A checkpoint fits no other number.
@@ -58,15 +58,22 @@ def folder(root: Path, model_digest: str, model: Path, chunk_tokens: int, comput
     try:
         whose = hashlib.sha256(f"{model_digest}\n{fingerprint(model)}".encode()).hexdigest()[:24]
         made = root / f"{whose}-{chunk_tokens}-{compute}"
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = made.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise _unusable("is another user's, or a link")
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            made.chmod(0o700)
+        # A root may be a link to another disk. One that others own could be changed under us.
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(root, root.stat())
+        made.mkdir(mode=0o700, exist_ok=True)
+        _make_private(made, made.lstat())
     except OSError as error:
         raise _unusable(f"cannot be used ({error.strerror})") from error
     return made
+
+
+def _make_private(folder: Path, status: os.stat_result) -> None:
+    """Raises RequestError, OSError."""
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise _unusable("is another user's, or a link")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
 
 
 def _unusable(why: str) -> RequestError:
