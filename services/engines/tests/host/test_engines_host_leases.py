@@ -352,6 +352,28 @@ async def test_an_engine_whose_lease_is_lost_is_killed_before_its_bytes_are_give
         suite.ledger.forget_all = False
 
 
+async def test_an_engine_whose_lease_is_lost_while_it_is_being_stopped_is_killed_as_soon(run_dir, monkeypatch):
+    # ds4 has 30 s to write its conversation to disk, and its bytes may be given away before they are over.
+    monkeypatch.setattr(residency, "LOST_GRACE_S", 0.1)
+    async with Suite(run_dir, {"ignore_term": True}, stop_grace_s=120) as suite:
+        suite.ledger.term_s = 0.3
+        await suite.load_all()
+        asked, stop = asyncio.Event(), suite.host.current.child.stop
+
+        async def stop_and_tell(grace_s):
+            asked.set()
+            return await stop(grace_s)
+
+        suite.host.current.child.stop = stop_and_tell
+        unloading = asyncio.ensure_future(suite.unload())
+        await asked.wait()
+        suite.ledger.forget_all = True
+        await suite.restart_ledger()
+        await eventually(lambda: not suite.engine_pids)
+        await unloading
+        suite.ledger.forget_all = False
+
+
 async def test_a_holder_that_the_ledger_sees_goes_on_without_it(run_dir):
     time_s = ManualClock()
     async with Suite(run_dir, clock=time_s.clock(), idle_timeout_s=0) as suite:

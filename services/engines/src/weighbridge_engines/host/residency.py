@@ -332,12 +332,29 @@ class Residency:
         finally:
             # Whatever failed above: no engine outlives its residency.
             if self.child is not None:
-                grace_s = self._around.policy.stop_grace_s
-                await self.child.stop(min(grace_s, LOST_GRACE_S) if self.hold.lost.done() else grace_s)
+                await self._stop_child(self.child)
                 self._around.record.clear()
             if self._workspace is not None:
                 shutil.rmtree(self._workspace, ignore_errors=True)
             self.advance(ResidencyState.GONE)
+
+    async def _stop_child(self, child: Child) -> None:
+        """Within its grace. Where its lease is lost, also meanwhile, within :data:`LOST_GRACE_S` from then on."""
+        lost, now = self.hold.lost, self._around.clock.monotonic
+        grace_s = self._around.policy.stop_grace_s
+        if not lost.done():
+            ends_s = now() + grace_s
+            stopping = asyncio.ensure_future(child.stop(grace_s))
+            try:
+                await first_of(stopping, lost)
+                if stopping.done():
+                    stopping.result()
+                    return
+            finally:
+                stopping.cancel()
+                await asyncio.gather(stopping, return_exceptions=True)
+            grace_s = max(0.0, ends_s - now())
+        await child.stop(min(grace_s, LOST_GRACE_S))
 
     # -- watchers: each sets a future, none acts --
 
