@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC220 # the tests are about processes
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import threading
 import pytest
 from host_fakes import eventually, kill, process_exists
 from weighbridge_common import processes
-from weighbridge_engines.supervisor.child import ChildSpec, spawn
+from weighbridge_engines.supervisor.child import ChildSpec, SpawnError, spawn
 from weighbridge_engines.supervisor.exits import ExitCause, FatalLine, explain
 from weighbridge_engines.supervisor.output import RingLog
 from weighbridge_engines.supervisor.readiness import (
@@ -239,6 +240,24 @@ def test_a_killed_service_takes_guard_and_engine_along(tmp_path, held):
     process.kill()
     process.wait()
     asyncio.run(eventually(lambda: not any(process_exists(pid) for pid in pids), 5))
+
+
+@pytest.mark.parametrize("pipes_left", [0, 1])
+async def test_without_a_file_descriptor_left_it_is_said_what_cannot_be_started(tmp_path, monkeypatch, pipes_left):
+    made, pipe = [], os.pipe
+
+    def few_pipes():
+        if len(made) == 2 * pipes_left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.extend(pipe())
+        return tuple(made)
+
+    monkeypatch.setattr(os, "pipe", few_pipes)
+    with pytest.raises(SpawnError, match="The guard of test cannot be started: Too many open files"):
+        await spawn(python(SLEEPS, tmp_path), RingLog())
+    for descriptor in made:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 async def test_cancelling_a_spawn_leaves_nothing(tmp_path):

@@ -290,11 +290,17 @@ async def spawn(spec: ChildSpec, log: RingLog) -> Child:
     Raises:
         SpawnError: it could not be brought to the gate; nothing of it is left.
     """
-    lifeline_read, lifeline = os.pipe()
-    report, report_write = os.pipe()
     guard = Path(__file__).with_name("guard.py")
-    command = [sys.executable, "-I", "-S", str(guard), str(lifeline_read), str(report_write), "--", *spec.argv]
+    ours: list[int] = []
+    theirs: list[int] = []
     try:
+        lifeline_read, lifeline = os.pipe()
+        theirs.append(lifeline_read)
+        ours.append(lifeline)
+        report, report_write = os.pipe()
+        theirs.append(report_write)
+        ours.append(report)
+        command = [sys.executable, "-I", "-S", str(guard), str(lifeline_read), str(report_write), "--", *spec.argv]
         popen = subprocess.Popen(  # noqa: ASYNC220 # returns after exec, some milliseconds
             command,
             stdin=subprocess.DEVNULL,
@@ -306,12 +312,12 @@ async def spawn(spec: ChildSpec, log: RingLog) -> Child:
             start_new_session=True,
         )
     except OSError as error:
-        os.close(lifeline)
-        os.close(report)
+        for descriptor in ours:
+            os.close(descriptor)
         raise SpawnError(f"The guard of {spec.name} cannot be started: {error.strerror}.") from error
     finally:
-        os.close(lifeline_read)
-        os.close(report_write)
+        for descriptor in theirs:
+            os.close(descriptor)
     child = Child(spec, log, popen, lifeline)
     try:
         await child._start({"stdout": popen.stdout, "stderr": popen.stderr, "report": os.fdopen(report, "rb", 0)})
