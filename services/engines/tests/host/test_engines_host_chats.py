@@ -9,6 +9,7 @@ import pytest
 from chat_fakes import FakeChatKind
 from host_fakes import Suite, eventually, failure_of, kill, kinds, until_event
 from weighbridge_engines.host.chat import LARGE_REQUEST_BYTES
+from weighbridge_engines.host.chat_limits import MOST_MESSAGES
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2, image_service_pb2_grpc
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 
@@ -33,6 +34,21 @@ async def test_a_chat_that_names_no_model_and_finds_none(run_dir):
         assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_MODEL_LOADED")
         failure = await failure_of(suite.chats.Chat(chat_service_pb2.ChatRequest()))
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "EMPTY_CONVERSATION")
+
+
+async def test_a_chat_of_too_many_pieces_is_refused_before_the_engine_looks_at_them(run_dir):
+    looked_at = []
+
+    class Looking(FakeChatKind):
+        def check_chat(self, request):
+            looked_at.append(request)
+
+    async with Suite(run_dir, kind=Looking()) as suite:
+        message = chat_service_pb2.ChatMessage(role=chat_service_pb2.ROLE_USER)
+        request = chat_service_pb2.ChatRequest(messages=[message] * (MOST_MESSAGES + 1))
+        failure = await failure_of(suite.chats.Chat(request))
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_MESSAGES")
+    assert not looked_at
 
 
 async def test_the_engines_own_refusal_passes_through_and_ends_nothing(run_dir):
