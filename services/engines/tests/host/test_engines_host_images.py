@@ -1,6 +1,8 @@
 """Images: checked before anything is loaded, rendered under a lease that covers them, sent in pieces."""
 
+import asyncio
 import io
+import threading
 import zlib
 
 import grpc
@@ -8,6 +10,8 @@ import pytest
 from host_fakes import eventually, failure_of, kill, kinds
 from image_fakes import ImageSuite, claim_of, pictures_of, png_of, size
 from PIL import Image
+from weighbridge_engines.host.images import Images
+from weighbridge_engines.sd_server import pictures
 from weighbridge_proto.engines.v1 import image_service_pb2 as image_pb
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import plan_pb2
@@ -173,6 +177,41 @@ async def test_reference_images_are_given_to_a_model_that_takes_them(run_dir):
         events = await suite.image_all(model="references", reference_images=[picture(), picture()])
         assert events[-1].finished.size.reference_images == 2
         assert len(suite.kind.jobs[0].reference_pngs) == 2
+
+
+async def test_pictures_of_one_request_are_decoded_at_a_time_also_when_its_caller_leaves(run_dir, monkeypatch):
+    """What is decoded lies in the service's own memory, which is in nobody's claim."""
+    read, at_once, begun = pictures.read, [], 0
+    go_on = threading.Event()
+
+    def slow_read(*arguments):
+        nonlocal begun
+        begun += 1
+        at_once.append(arguments)
+        assert len(at_once) == 1
+        go_on.wait(30)
+        at_once.clear()
+        return read(*arguments)
+
+    monkeypatch.setattr(pictures, "read", slow_read)
+    async with ImageSuite(run_dir) as suite:
+        images = Images(suite.host)
+        request = image_pb.GenerateImageRequest(prompt="hello", source_images=[picture()])
+        request.model.path = "a"
+        left = asyncio.ensure_future(anext(images.generate(request)))
+        try:
+            await eventually(lambda: begun == 1)
+            stays = asyncio.ensure_future(anext(images.generate(request)))
+            left.cancel()
+            for _ in range(10):  # a cancelled task ends in the next turn of the loop or two, if nothing holds it
+                await asyncio.sleep(0)
+            assert not left.done()
+        finally:
+            go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert (await stays).WhichOneof("event") == "load"
+    assert begun == 2
 
 
 # -- the lease --

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import grpc
+from weighbridge_common.tasks import to_its_end
 from weighbridge_proto.engines.v1 import image_service_pb2 as image_pb
 from weighbridge_proto.errors import RequestError, unavailable
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
@@ -124,7 +125,8 @@ class Images:
             wish = replace(wish, workload=request.workload(with_source=False))
             plan = await self._plan(wish, there)
         async with self._decoding:
-            job = await asyncio.to_thread(request.job, plan, not source_unused)
+            # A thread goes on when its caller leaves, so the next one waits for its end and not for the caller's.
+            job = await to_its_end(asyncio.to_thread(request.job, plan, not source_unused))
         return _Prepared(request, wish, plan, job, source_unused, next(self._numbers))
 
     def _there(self, wish: Wish) -> Residency | LoadJob | None:
