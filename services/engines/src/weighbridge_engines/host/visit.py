@@ -59,28 +59,26 @@ class Visit:
         host, wish = self._host, self._wish
         key = None if wish.model is None else request_key(wish.model, wish.workload, wish.options)
         host.refuse_if_stopping()
-        while True:
-            if (ready := host.find_ready(wish, key)) is not None:
-                self._have(ready)
-                return
-            job = host.find_job(wish, key) if self._may_load else None
-            if job is None:
-                if key is None:
-                    raise failures.no_model_loaded(ending=host.current is not None)
-                plan = self._plan or await host.plan(wish)
-                same = host.find_same(wish, plan, key)
-                if isinstance(same, Residency):
-                    self._have(same)
-                    return
-                if not self._may_load:
-                    raise failures.warm_up_loads_nothing()
-                job = same or host.start_load(wish, key, plan)
-            self._job = job
-            job.join(self, self._wants_use)
-            async for event in job.follow():
-                yield event
-            self._have(job.result())
+        if (ready := host.find_ready(wish, key)) is not None:
+            self._have(ready)
             return
+        job = host.find_job(wish, key) if self._may_load else None
+        if job is None:
+            if key is None:
+                raise failures.no_model_loaded(ending=host.current is not None)
+            plan = self._plan or await host.plan(wish)
+            same = host.find_same(wish, plan, key)
+            if isinstance(same, Residency):
+                self._have(same)
+                return
+            if not self._may_load:
+                raise failures.warm_up_loads_nothing()
+            job = same or host.start_load(wish, key, plan)
+        self._job = job
+        job.join(self, self._wants_use)
+        async for event in job.follow():
+            yield event
+        self._have(job.result())
 
     def close(self) -> None:
         """The call is over."""
