@@ -21,6 +21,10 @@ DSPARK_BYTES = 5_991_479_541
 V41_DSPARK_BYTES = int(8.04 * GIB)
 LEGACY_BYTES = 3_865_470_566
 """3.6 GiB: the one-stage draft head of V4 Flash."""
+DSPARK_TENSORS = (
+    "mtp.0.main_proj.weight", "mtp.2.markov_head.markov_w1.weight", "mtp.2.confidence_head.proj.weight",
+)  # fmt: skip
+"""Those that ds4 knows it by (July 2026)."""
 DSPARK, LEGACY, VISION = "dspark.gguf", "legacy.gguf", "vision.gguf"
 METAL, CUDA, CPU = "metal", "cuda", "cpu"
 
@@ -33,9 +37,9 @@ def write_models(root: Path) -> None:
         write_sparse(root / f"{name}-block.gguf", (*tensors(), block), architecture)
     write_sparse(root / "nobody.gguf", slim(flash()), "deepseek9")
     companions = {
-        DSPARK: companion(DSPARK_BYTES, "dspark.markov.weight"),
-        f"v41-{DSPARK}": companion(V41_DSPARK_BYTES, "dspark.markov.weight"),
-        LEGACY: companion(LEGACY_BYTES, "mtp.0.attn.weight"),
+        DSPARK: companion(DSPARK_BYTES, *DSPARK_TENSORS),
+        f"v41-{DSPARK}": companion(V41_DSPARK_BYTES, *DSPARK_TENSORS),
+        LEGACY: companion(LEGACY_BYTES, "mtp.0.e_proj.weight"),
         VISION: companion(934_155_386, "v.patch_embd.weight"),
     }
     for name, facts in companions.items():

@@ -345,11 +345,20 @@ def test_no_drafter_is_unmet_only_for_who_asked() -> None:
 
 
 def test_a_legacy_head_drafts_two_tokens_when_asked() -> None:
-    head = companion(3_865_470_566, "mtp.0.a", "mtp.0.b")
+    head = companion(3_865_470_566, "mtp.0.e_proj.weight", "mtp.0.h_proj.weight")
     launch = made(beside(Q2, drafter=head), GB10, stream_experts=False, draft_policy="on")
     assert launch.arguments[-4:] == ("--mtp-model", "/models/drafter.gguf", "--mtp-draft", "2")
     auto = note(made(beside(Q2, drafter=head), GB10, stream_experts=False), "DRAFT_NOT_USED")
     assert auto is not None and auto.metadata["reason"] == "AUTO_SLIGHT_GAIN"
+
+
+def test_a_dspark_drafter_is_no_legacy_head_though_both_name_their_tensors_by_stage() -> None:
+    parts = ("mtp.0.main_proj.weight", "mtp.2.markov_head.markov_w1.weight", "mtp.2.confidence_head.proj.weight")
+    drafter = companion(5_991_479_541, "mtp.0.attn_q_a.weight", "mtp.1.attn_q_a.weight", *parts)
+    launch = made(beside(Q2, drafter=drafter), GB10, stream_experts=False, draft_policy="on")
+    assert launch.arguments[-3:] == ("--dspark", "--mtp-model", "/models/drafter.gguf")
+    # On a resident CUDA launch it drafts by itself, which a legacy head does not.
+    assert "--dspark" in made(beside(Q2, drafter=drafter), GB10, stream_experts=False).arguments
 
 
 def test_v41_drafts_while_it_streams_if_asked() -> None:

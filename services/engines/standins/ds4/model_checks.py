@@ -52,6 +52,8 @@ _MEASURES: dict[str, Any] = {
     "hyper_connection.epsilon": 1e-6,
     "expert_weights_norm": True,
 }
+_DSPARK_PARTS = (".main_proj.", ".markov_head.", ".confidence_head.")
+"""A support file with all of them is taken for DSpark, whatever its metadata says (7e3dbef)."""
 _V41_KEYS = ("block_count", "embedding_length", "vocab_size", "expert_count", "expert_used_count")
 
 
@@ -72,8 +74,7 @@ def check_model(file: ModelFile, build: str) -> None:
 
 def check_head(file: ModelFile, build: str) -> None:
     """Ends the process for a support file that this build cannot draft with."""
-    dspark = any(key.endswith("dspark.block_size") for key in file.metadata)
-    if dspark and build != MAY:
+    if build != MAY and all(any(part in name for name in file.tensors) for part in _DSPARK_PARTS):
         return
     for wanted in layout.legacy_head():
         found = file.tensors.get(wanted.name)

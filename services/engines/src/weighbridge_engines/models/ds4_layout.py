@@ -25,6 +25,9 @@ TYPES: dict[str, tuple[int, int, int]] = {
     "MXFP4": (39, 32, 17),
 }
 
+ALIGNMENT = 32
+"""Of tensors in a GGUF file that says nothing of it."""
+
 LAYERS, HIDDEN, VOCABULARY = 43, 4096, 129_280
 HEADS, HEAD_SIZE = 64, 512
 QUERY_RANK, OUTPUT_RANK, OUTPUT_GROUPS = 1024, 1024, 8
@@ -37,6 +40,9 @@ HASH_LAYERS = 3
 RATIOS = tuple(0 if layer < 2 else 4 if layer % 2 == 0 else 128 for layer in range(LAYERS))
 """Tokens that one compressed row of each layer stands for; 0: none are compressed."""
 _MIXES: dict[Mix, tuple[str, str]] = {"q2": ("IQ2_XXS", "Q2_K"), "q4": ("Q4_K", "Q4_K"), "mxfp4": ("MXFP4", "MXFP4")}
+
+DSPARK_RANK, DSPARK_TARGETS = 64, 3
+"""Of our drafters' Markov head, and how many layers of the model they look at. Files name their own."""
 
 V41_LAYERS, V41_HIDDEN, V41_EXPERTS, V41_EXPERT_SIZE = 40, 5120, 384, 2304
 V41_TABLE_BYTES = 202_778_032_400
@@ -151,6 +157,23 @@ def legacy_head() -> list[Tensor]:
     ]
     single = {"hc_attn_fn.weight", "hc_ffn_fn.weight", "ffn_gate_inp.weight"}  # stored in full precision there
     return [Tensor(f"mtp.0.{name}", "F32" if name in single else type_, shape) for name, type_, shape in found]
+
+
+def dspark_drafter(size_bytes: int, *, v41: bool = False) -> list[Tensor]:
+    """A DSpark drafter by the tensors that ds4 knows it by, and one tensor for the rest of ``size_bytes``.
+
+    Names and shapes are those of V4 Flash (antirez/ds4 7e3dbef, 2026-07-23); what V4.1's is cut into is not public.
+    """
+    hidden = V41_HIDDEN if v41 else HIDDEN
+    found = [
+        Tensor("mtp.0.main_proj.weight", "Q8_0", (DSPARK_TARGETS * hidden, hidden)),
+        Tensor("mtp.0.main_norm.weight", "F32", (hidden,)),
+        Tensor("mtp.2.markov_head.markov_w1.weight", "Q8_0", (DSPARK_RANK, VOCABULARY)),
+        Tensor("mtp.2.markov_head.markov_w2.weight", "Q8_0", (DSPARK_RANK, VOCABULARY)),
+        Tensor("mtp.2.confidence_head.proj.weight", "Q8_0", (hidden + DSPARK_RANK, 1)),
+    ]
+    rest = size_bytes - sum(-(-tensor.bytes // ALIGNMENT) * ALIGNMENT for tensor in found)
+    return [*found, Tensor("mtp.1.rest.weight", "I8", (rest,))]
 
 
 def flash41(mix: Mix, non_routed_bytes: int) -> list[Tensor]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from weighbridge_engines.models.ds4_layout import (
+    ALIGNMENT,
+    DSPARK_RANK,
     EXPERT_SIZE,
     EXPERTS,
     HASH_LAYERS,
@@ -37,6 +39,7 @@ from weighbridge_engines.models.ds4_layout import (
     V41_LAYERS,
     VOCABULARY,
     Tensor,
+    dspark_drafter,
     flash,
     flash41,
     legacy_head,
@@ -68,7 +71,7 @@ SPECIAL_TOKENS = (
 """Tokens that ds4 looks up by name, in the order in which it does."""
 
 _Q4_LAYERS = range(37, 43)
-_ALIGNMENT, _V41_ALIGNMENT = 32, 16384
+_V41_ALIGNMENT = 16384
 _V41_HEADER_BYTES = 327 * _V41_ALIGNMENT
 _U32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 4, 6, 7, 8, 9, 10
 
@@ -86,7 +89,7 @@ def write(path: Path, kind: Kind = "q2", *, without: Collection[str] = (), chang
         changed: metadata that differs from what the model has.
     """
     v41 = kind.startswith("v41")
-    alignment = _V41_ALIGNMENT if v41 else _ALIGNMENT
+    alignment = _V41_ALIGNMENT if v41 else ALIGNMENT
     tensors = _tensors(kind)
     header_bytes = FILE_BYTES[kind] - _data_bytes(tensors, alignment)
     metadata = (_v41_metadata() if v41 else _flash_metadata()) | dict(changed)
@@ -100,7 +103,7 @@ def write(path: Path, kind: Kind = "q2", *, without: Collection[str] = (), chang
 
 
 def write_drafter(path: Path, *, v41: bool = False) -> Path:
-    """A DSpark drafter: what it says of itself, and its size."""
+    """A DSpark drafter: what it says of itself, what it is known by, and its size."""
     size = V41_DRAFTER_BYTES if v41 else DRAFTER_BYTES
     prefix = "deepseek41.dspark" if v41 else "dspark"
     layers = V41_LAYERS if v41 else LAYERS
@@ -108,11 +111,11 @@ def write_drafter(path: Path, *, v41: bool = False) -> Path:
         "general.architecture": "deepseek41" if v41 else "deepseek4",
         "general.name": "DSpark drafter without weights",
         f"{prefix}.block_size": 5,
-        f"{prefix}.markov_rank": 64,
+        f"{prefix}.markov_rank": DSPARK_RANK,
         f"{prefix}.noise_token_id": 0,
         f"{prefix}.target_layer_ids": [layers // 4, layers // 2, layers - 1],
     }
-    return write_gguf(path, metadata, [Tensor("dspark.weight", "I8", (size - 4096,))], header_bytes=4096)
+    return write_gguf(path, metadata, dspark_drafter(size - 4096, v41=v41), header_bytes=4096)
 
 
 def write_legacy_head(path: Path) -> Path:
@@ -136,7 +139,7 @@ def write_gguf(
     tensors: Sequence[Tensor],
     *,
     header_bytes: int = 0,
-    alignment: int = _ALIGNMENT,
+    alignment: int = ALIGNMENT,
 ) -> Path:
     """Write a GGUF file of version 3 whose tensors are holes.
 

@@ -9,8 +9,10 @@ from weighbridge_fit.plans.errors import PlanError
 
 DRAFTER = "drafter"
 VISION = "vision"
-# What a legacy draft head's tensors are called (V4 Flash MTP, May 2026), and those of a whole model.
-_LEGACY_PREFIX, _MODEL_PREFIX = "mtp.", "blk."
+# Both kinds of support file call their tensors by stage, `mtp.<number>.`; a DSpark drafter alone has the parts below.
+# The legacy draft head (V4 Flash MTP, May 2026) has one stage and none of them (antirez/ds4 7e3dbef, 2026-07-23).
+_SUPPORT_PREFIX, _MODEL_PREFIX = "mtp.", "blk."
+_DSPARK_PARTS = (".main_proj.", ".markov_head.", ".confidence_head.")
 _ROLES = {DRAFTER: Role.DRAFTER, VISION: Role.PROJECTOR}
 
 
@@ -55,5 +57,7 @@ def drafter_kind(model: Model, companion: Companion | None, *, draft_block: bool
     if companion is None:
         return Drafter.EMBEDDED if draft_block else Drafter.NONE
     facts = model.companions.get(DRAFTER)
-    legacy = facts is not None and any(tensor.name.startswith(_LEGACY_PREFIX) for _, tensor in facts.tensors)
-    return Drafter.LEGACY_HEAD if legacy else Drafter.DSPARK
+    names = [tensor.name for _, tensor in facts.tensors] if facts is not None else []
+    staged = [name for name in names if name.startswith(_SUPPORT_PREFIX)]
+    is_dspark = not staged or any(part in name for name in staged for part in _DSPARK_PARTS)
+    return Drafter.DSPARK if is_dspark else Drafter.LEGACY_HEAD
