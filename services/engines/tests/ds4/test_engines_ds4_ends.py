@@ -93,6 +93,13 @@ def test_a_device_that_failed_while_it_served_explains_a_crash() -> None:
     assert (found.cause, found.metadata["failure"]) == (ExitCause.CRASHED, FailureKind.DEVICE_FAULT)
 
 
+def test_what_ds4_said_explains_its_exit_also_where_the_kernel_killed_another_program() -> None:
+    """All engines of a suite share one control group; the kernel kills by SIGKILL, and ds4 left by itself."""
+    line = "ds4: CUDA sync failed: an illegal memory access was encountered"
+    found = why(ExitFacts(exit_code=1, was_ready=True, oom_kills=1), LISTENING, line)
+    assert (found.cause, found.metadata["failure"]) == (ExitCause.CRASHED, FailureKind.DEVICE_FAULT)
+
+
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 

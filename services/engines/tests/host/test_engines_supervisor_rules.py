@@ -109,6 +109,10 @@ def test_a_free_port_can_be_bound():
         (ExitFacts(exit_code=7), ExitCause.EXITED, "exit code 7: lock held"),
         (ExitFacts(exit_code=127, start_errno=errno.ENOENT), ExitCause.CANNOT_START, "Is it installed?"),
         (ExitFacts(guard_lost=True), ExitCause.GUARD_LOST, "guard"),
+        # The kernel kills by SIGKILL alone. What it killed beside an end of another kind was another program.
+        (ExitFacts(signal_number=signal.SIGSEGV, oom_kills=1), ExitCause.CRASHED, "SIGSEGV"),
+        (ExitFacts(exit_code=7, oom_kills=1), ExitCause.EXITED, "exit code 7: lock held"),
+        (ExitFacts(guard_lost=True, oom_kills=1), ExitCause.OUT_OF_MEMORY, "for want of memory"),
         # An engine that runs out of memory often aborts, and some runtimes abort by SIGILL.
         (
             ExitFacts(signal_number=signal.SIGILL, fatal=FatalLine(ExitCause.OUT_OF_MEMORY, "CUDA out of memory")),

@@ -134,6 +134,7 @@ def test_leaving_with_0_before_listening_is_not():
         (ExitFacts(signal_number=signal.SIGKILL, oom_kills=0), ExitCause.KILLED),
         (ExitFacts(signal_number=signal.SIGKILL, oom_kills=1), ExitCause.OUT_OF_MEMORY),
         (ExitFacts(signal_number=signal.SIGSEGV), ExitCause.CRASHED),
+        (ExitFacts(signal_number=signal.SIGSEGV, oom_kills=1), ExitCause.CRASHED),
         (ExitFacts(signal_number=signal.SIGTERM, asked=True), ExitCause.STOPPED),
     ],
 )

@@ -54,7 +54,7 @@ def explain_end(facts: ExitFacts, output: OutputReader, platform: str = sys.plat
     Args:
         platform: as :data:`sys.platform`.
     """
-    if facts.asked or facts.guard_lost or facts.start_errno is not None or facts.oom_kills:
+    if facts.asked or facts.guard_lost or facts.start_errno is not None:
         return exits.explain(facts, TITLE)
     if facts.signal_number == signal.SIGKILL:
         return _killed(facts, platform)

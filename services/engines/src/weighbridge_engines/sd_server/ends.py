@@ -74,7 +74,7 @@ def explain_end(facts: ExitFacts, output: OutputReader) -> ExitExplanation:
 
     ``metadata["failure"]`` is the kind of failure, or :data:`CANNOT_BIND`, where the output tells more than the exit.
     """
-    told_by_exit = facts.oom_kills or facts.signal_number in (signal.SIGKILL, signal.SIGILL, *exits.ASKS_TO_END)
+    told_by_exit = facts.signal_number in (signal.SIGKILL, signal.SIGILL, *exits.ASKS_TO_END)
     if facts.asked or facts.guard_lost or facts.start_errno is not None or told_by_exit:
         return exits.explain(facts, TITLE)
     if facts.exit_code == 0 and output.is_listening:

@@ -76,6 +76,15 @@ class ExitFacts:
     was_ready: bool = False
     uptime_s: float = 0.0
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """Whether the kernel killed it, or its guard, for want of memory.
+
+        The kernel kills by SIGKILL. The engines of a suite share a control group: where one of them ended in another
+        way, the kernel killed another program.
+        """
+        return bool(self.oom_kills) and (self.guard_lost or self.signal_number == signal.SIGKILL)
+
 
 @dataclass(frozen=True)
 class ExitExplanation:
@@ -133,7 +142,7 @@ def _cause(facts: ExitFacts, name: str, meanings: Mapping[int, str]) -> tuple[Ex
         return ExitCause.STOPPED, f"{name} was stopped."
     if facts.fatal is not None and facts.fatal.specific:
         return facts.fatal.cause, f"{name} ended: {facts.fatal.text}"
-    if facts.oom_kills:
+    if facts.killed_for_memory:
         return (
             ExitCause.OUT_OF_MEMORY,
             f"The kernel killed {_lower(name)} for want of memory. A smaller context or model needs less.",
