@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 MAX_THINKING_CONTEXT_TOKENS = 393_216
 """Below this context ds4 thinks "high" where "max" was asked for, without a word (``DS4_THINK_MAX_MIN_CONTEXT``, May
-2026)."""
+2026). V4.1 is said to have no such bound (ds4-control, September 2026). Its source was not seen, and a plan does not
+say of which architecture a model is: it is held to the bound too, since a refusal can be helped and less thinking is
+not noticed."""
 
 
 @dataclass(frozen=True, kw_only=True)
