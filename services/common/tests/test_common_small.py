@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+import subprocess
+import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 from weighbridge_common import logs, sizes
+from weighbridge_common.immutable import immutable
 from weighbridge_common.tasks import TaskOwner, cancel_and_wait
 from weighbridge_proto import targets
 
@@ -137,3 +141,35 @@ async def test_cancel_and_wait_returns_when_the_task_has_ended() -> None:
     await asyncio.sleep(0)
     await cancel_and_wait(task)
     assert task.done() and isinstance(task.exception(), ValueError)
+
+
+@immutable
+class _Size:
+    """What every immutable is like."""
+
+    gib: int
+    exact: bool = True
+
+
+def test_an_immutable_is_compared_hashed_and_replaced_like_a_frozen_dataclass() -> None:
+    size = _Size(3)
+    assert size == _Size(3, exact=True) != _Size(4)
+    assert hash(size) == hash(_Size(3))
+    assert replace(size, gib=4) == _Size(4)
+    assert not hasattr(size, "__dict__"), "slots"
+
+
+def test_the_type_checker_lets_nobody_change_an_immutable(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from weighbridge_common.immutable import immutable\n"
+        "@immutable\nclass Size:\n    gib: int\n"
+        "size = Size(3)\nsize.gib = 4\n"
+    )
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 'py:6: error: Property "gib"' in checked.stdout, checked.stdout + checked.stderr

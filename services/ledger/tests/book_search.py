@@ -40,7 +40,7 @@ class _Copiers(dict):
     """How values of a type are copied; None: they are shared. Worked out at the first value of each type."""
 
     def __missing__(self, kind: type):
-        frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen
+        frozen = is_dataclass(kind) and (kind.__dataclass_params__.frozen or kind.__dataclass_params__.unsafe_hash)
         ours = kind.__module__.startswith("weighbridge_ledger.") and not issubclass(kind, (str, tuple))
         copier = self[kind] = _copy_object if ours and not frozen else None
         return copier

@@ -287,6 +287,15 @@ def test_a_mac_keeps_the_beginnings_of_its_latest_panics(tmp_path: Path) -> None
     assert len(reports[0].head) == 16 * 1024
 
 
+def test_a_panic_report_that_goes_away_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    """macOS moves reports to another folder once they were sent."""
+    now = 1_800_000_000.0
+    (tmp_path / "panic-full-2027-01-15-075000.0002.panic").write_text("panic(cpu 1)")
+    os.utime(tmp_path / "panic-full-2027-01-15-075000.0002.panic", (now - 600, now - 600))
+    (tmp_path / "panic-full-2027-01-15-070000.0001.ips").symlink_to(tmp_path / "moved away")
+    assert [report.modified_at for report in read_panics(now, (tmp_path,))] == [now - 600]
+
+
 def test_the_device_tree_names_a_jetson(tmp_path: Path) -> None:
     _write(tmp_path, {"proc/device-tree/compatible": "nvidia,p3701-0000\0nvidia,tegra234\0"})
     assert interpret(Readings("linux", ram_bytes=32 * GIB, board=read_board(tmp_path))).machine.pool is Pool.UNIFIED

@@ -7,16 +7,17 @@ pid namespace.
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from weighbridge_proto.memory.v1 import process_pb2
 
+from weighbridge_common.immutable import immutable
+
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True)
+@immutable
 class ProcessIdentity:
     """One process, never to be confused with a later one of the same pid.
 

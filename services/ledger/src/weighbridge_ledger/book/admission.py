@@ -1,8 +1,9 @@
 """The verbs of those who ask: admit, preview, and the end of an Admit stream (rules 2, 5, 8, 9, 15, 16, 24, 25)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
+from weighbridge_common.immutable import immutable
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
@@ -32,7 +33,7 @@ from weighbridge_ledger.book.timing import TimedCore
 from weighbridge_ledger.book.waiting import WaitReason, WaitVerbs
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Admission:
     """The answer to Admit. `stream` is to be given back when the call ends."""
 
@@ -40,7 +41,7 @@ class Admission:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Preview:
     """How a claim would fare now: a charge (at once, or after `evict` have vacated), reasons (must wait) or a refusal
     (never)."""

@@ -1,7 +1,8 @@
 """The book: every verb in one place, and what can be read off it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.admission import AdmissionVerbs
 from weighbridge_ledger.book.entries import Released
@@ -10,7 +11,7 @@ from weighbridge_ledger.book.states import HOST, Ceilings, External, Lease, Mome
 from weighbridge_ledger.book.upkeep import UpkeepVerbs
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LeaseView:
     """A lease with everything that is known about it just now, except its secret."""
 
@@ -37,7 +38,7 @@ class LeaseView:
     released_wall: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Committed:
     """Sums of charges."""
 

@@ -6,10 +6,11 @@ import hmac
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from heapq import heapify, heappush
 from itertools import count
 from types import MappingProxyType
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.charging import Usage, devices_of, required_of
 from weighbridge_ledger.book.entries import Entry, Released, Shrink
@@ -47,7 +48,7 @@ STALE_TIMERS = 256
 """Timers of what is over that may lie about before they are thrown out."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Drained:
     """What a verb left behind: first the writes are committed, then the events are told (rule 5)."""
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from weighbridge_common.immutable import immutable
+
 from weighbridge_ledger.book.records import Ended, Ticket
 from weighbridge_ledger.book.states import Lease, Observed
 
@@ -47,7 +49,7 @@ class Entry:
     """When the book looks at it next; another entry in the heap is stale."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Shrink:
     """Optional bytes that were asked back, all that the lease has, and until when they are hoped for."""
 
@@ -55,7 +57,7 @@ class Shrink:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Place:
     """A kept place in the order. Both moments are on the monotonic clock: a wall clock that is set moves nobody."""
 
@@ -65,7 +67,7 @@ class Place:
     expires: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Remembered:
     """An ended lease, until `expires` on the monotonic clock."""
 
@@ -73,7 +75,7 @@ class Remembered:
     expires: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Released:
     """A lease that ended, for those who ask."""
 

@@ -1,7 +1,8 @@
 """What the book tells: one event per transition, in the order in which they happened."""
 
 import enum
-from dataclasses import dataclass
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.refusals import Reason
 from weighbridge_ledger.book.states import Ceilings, Lease, Observed
@@ -60,7 +61,7 @@ REFUSAL_OF: dict[ReleaseCause, Reason] = {
 """What an Admit stream is told when its lease ends for one of these causes."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Event:
     """One transition. `lease` is the record after it (with its last charge, when it was released).
 

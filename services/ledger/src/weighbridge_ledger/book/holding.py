@@ -2,8 +2,8 @@
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from weighbridge_common.immutable import immutable
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_common.sizes import format_gib
 
@@ -32,7 +32,7 @@ IsAlive = Callable[[ProcessIdentity], bool | None]
 """Whether a process is alive; None: cannot be known from here."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Renewal:
     """The answer to one renewal."""
 

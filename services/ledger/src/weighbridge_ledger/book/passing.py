@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.charging import NOTHING_USED, Rooms, Usage, price
 from weighbridge_ledger.book.placing import placements
@@ -19,7 +20,7 @@ Kind = tuple[str, bool, bool]
 """(the one pool it is in; empty: any card; whether it is on the processor alone; whether it is exclusive)."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Machine:
     """What a decision looks at besides the waiters."""
 
@@ -46,7 +47,7 @@ class Machine:
         return settled
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Grant:
     """A decision: this waiter, on these cards, at this charge, at the cost of one pass for each of those."""
 

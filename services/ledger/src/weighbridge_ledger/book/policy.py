@@ -1,9 +1,9 @@
 """The numbers of the rules. Each was found by simulation or chosen in docs/ledger.md; settings may replace some."""
 
-from dataclasses import dataclass
+from weighbridge_common.immutable import immutable
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Policy:
     """Times in seconds of the monotonic clock."""
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book import passing
 from weighbridge_ledger.book.charging import Usage, devices_of, pools_wanted, price, required_of, room_on, short_pools
@@ -15,7 +16,7 @@ from weighbridge_ledger.book.states import Charge, Claim, External, Moment
 from weighbridge_ledger.book.victims import Candidate, choose
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Demand:
     """A claim that does not fit, and what it may count on."""
 
@@ -34,7 +35,7 @@ class Demand:
     """A what-if: idle holders count that may be asked only in a moment, because they are young."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Plan:
     """Whom to ask, so that a claim fits."""
 

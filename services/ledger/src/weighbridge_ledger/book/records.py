@@ -1,11 +1,11 @@
 """What is committed, and what a restart reads back. The store turns these into rows and knows nothing else."""
 
-from dataclasses import dataclass
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.states import Claim, Lease
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ticket:
     """A place in the order that outlives its broken call for a minute (rule 14).
 
@@ -19,7 +19,7 @@ class Ticket:
     passes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ended:
     """A lease that was activated and has ended: a late Admit of its request must not be granted again (rule 9), and a
     repeated release must be answered like the first (rule 7)."""
@@ -30,56 +30,56 @@ class Ended:
     ended_wall: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class PutLease:
     """Insert or replace one lease."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DropLease:
     """Forget one lease."""
 
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class PutTicket:
     """Insert or replace one ticket."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DropTicket:
     """Forget one ticket."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class PutEnded:
     """Remember one ended request."""
 
     ended: Ended
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DropEnded:
     """Forget one ended lease."""
 
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class PutCounter:
     """No number above this was ever given out as fence or sequence."""
 
     counter: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class PutWishes:
     """What the person wants of the machine. None: automatic."""
 
@@ -90,7 +90,7 @@ class PutWishes:
 Write = PutLease | DropLease | PutTicket | DropTicket | PutEnded | DropEnded | PutCounter | PutWishes
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Snapshot:
     """Everything that was committed."""
 

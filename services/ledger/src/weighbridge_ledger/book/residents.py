@@ -5,8 +5,9 @@ import enum
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import merge
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.charging import Usage
 from weighbridge_ledger.book.states import Charge
@@ -29,7 +30,7 @@ _NOW_IF_PROTECTED = (Stage.RIPE, Stage.SETTLED)
 _LATER = (Stage.YOUNG, Stage.BUSY)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Resident:
     """One holder that may be asked, now or later."""
 

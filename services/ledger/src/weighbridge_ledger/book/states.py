@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from weighbridge_common.immutable import immutable
 from weighbridge_common.processes import ProcessIdentity
 
 HOST = "host"
@@ -43,7 +44,7 @@ class LeaseState(enum.StrEnum):
 _CHARGED = frozenset({LeaseState.GRANTED, LeaseState.ACTIVE, LeaseState.VACATING})
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Home:
     """The kernel this ledger runs on: only its processes can be proven dead from here."""
 
@@ -59,7 +60,7 @@ NOBODY = ProcessIdentity(0, 0, "", "")
 """The holder of a lease that ended too long ago for more than its id to be remembered."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DeviceWant:
     """Bytes wanted on one card."""
 
@@ -68,7 +69,7 @@ class DeviceWant:
     optional_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Claim:
     """The bytes that a launch asks for. All places are granted together or none (rule 4)."""
 
@@ -96,7 +97,7 @@ class Claim:
         return any(not want.device_id for want in self.devices)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Charge:
     """What a lease is charged: a claim with places decided. Fixed at the grant, changed only by a resize."""
 
@@ -147,7 +148,7 @@ class Charge:
         return frozenset(touched | {HOST}) if self.host_bytes > 0 else frozenset(touched)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ceilings:
     """What one machine allows: the host share R, the usable part C_d of each card, the person's limit L over all."""
 
@@ -177,7 +178,7 @@ class Ceilings:
         return pools if self.limit_bytes is None else min(pools, self.limit_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Hold:
     """Why nothing may be loaded on a device for a while: its health, or a panic that was not long ago."""
 
@@ -193,7 +194,7 @@ class Hold:
     """Whether it may last: who waits for that keeps memory from nobody meanwhile. The next start's turn does not."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class External:
     """What programs outside the ledger were measured to hold (rule 3). Unmeasurable counts 0 and is said elsewhere."""
 
@@ -208,7 +209,7 @@ class External:
 NO_EXTERNAL = External()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Shortage:
     """Why a claim does not fit just now, by its first missing pool."""
 
@@ -220,7 +221,7 @@ class Shortage:
     EXCLUSIVE (no bytes: somebody is there, or somebody there is alone), HOLDER (the holder's own limit)."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Observed:
     """Memory a holder reports, now and at its peak since activation."""
 
@@ -230,7 +231,7 @@ class Observed:
     device_peaks: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Purpose:
     """What a lease is for. Carried for people, metrics and observations; the book does not interpret it."""
 
@@ -242,7 +243,7 @@ class Purpose:
     planned_peak_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Credential:
     """A lease and the authority over it."""
 
@@ -250,7 +251,7 @@ class Credential:
     secret: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ask:
     """One call of Admit, as the book sees it."""
 
@@ -277,7 +278,7 @@ class Ask:
     """None: the policy's; never longer than that."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Lease:
     """The ledger's record of one claim, as it is committed. What may be lost in a crash stands in `entries.Entry`."""
 

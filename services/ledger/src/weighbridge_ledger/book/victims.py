@@ -1,8 +1,9 @@
 """Who is asked to vacate for a waiting claim (rules 18 to 20). Pure: it chooses, the book asks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
+
+from weighbridge_common.immutable import immutable
 
 from weighbridge_ledger.book.charging import Usage
 from weighbridge_ledger.book.states import Charge
@@ -14,7 +15,7 @@ The usage belongs to the search, which goes on changing it: it is not to be kept
 """
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Candidate:
     """One lease that could make room."""
 

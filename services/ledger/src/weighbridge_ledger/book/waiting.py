@@ -1,8 +1,8 @@
 """What a claim waits for, in words (rule 15), and who was asked for it."""
 
 import enum
-from dataclasses import dataclass
 
+from weighbridge_common.immutable import immutable
 from weighbridge_common.sizes import format_gib
 
 from weighbridge_ledger.book import passing
@@ -28,7 +28,7 @@ class WaitCode(enum.StrEnum):
     LOADS_ONE_AT_A_TIME = "LOADS_ONE_AT_A_TIME"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class WaitReason:
     """One thing a claim waits for."""
 

@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from weighbridge_ledger.machine.readings import CrashReport
@@ -57,11 +58,12 @@ def read_panics(now: float, folders: Iterable[Path] = REPORT_FOLDERS) -> tuple[C
     for folder in folders:
         try:
             panics = [path for path in folder.expanduser().iterdir() if _is_panic(path.name)]
-            dated = [(path.stat().st_mtime, path) for path in panics]
         except (OSError, RuntimeError):  # not there, not ours to read, or no home
             continue
-        found += [(modified, path) for modified, path in dated if now - modified < REPORT_AGE_S]
-    found.sort(reverse=True)
+        for path in panics:
+            with suppress(OSError):  # macOS moves a report away meanwhile
+                found.append((path.stat().st_mtime, path))
+    found = sorted(((modified, path) for modified, path in found if now - modified < REPORT_AGE_S), reverse=True)
     reports = []
     for modified, path in found[:MOST_REPORTS]:
         try:

@@ -5,9 +5,9 @@ added Claim.cpu_only, what is optional, on the GPU and exclusive of a Charge, Le
 and Observation.claimed_bytes.
 """
 
-import json
 from typing import Any
 
+import orjson
 from weighbridge_common.processes import ProcessIdentity
 
 from weighbridge_ledger.book.records import Ended, Ticket
@@ -55,7 +55,7 @@ def encode_lease(lease: Lease) -> str:
 
 def decode_lease(lease_id: str, fence: int, text: str) -> Lease:
     """What `encode_lease` wrote."""
-    row = json.loads(text)
+    row = orjson.loads(text)
     return Lease(
         lease_id=lease_id,
         request_id=row["request_id"],
@@ -92,7 +92,7 @@ def encode_ticket(ticket: Ticket) -> str:
 
 def decode_ticket(request_id: str, text: str) -> Ticket:
     """What `encode_ticket` wrote."""
-    claim, sequence, first_wall, passes = json.loads(text)
+    claim, sequence, first_wall, passes = orjson.loads(text)
     return Ticket(request_id, _read_claim(claim), sequence, first_wall, passes)
 
 
@@ -103,7 +103,7 @@ def encode_ended(ended: Ended) -> str:
 
 def decode_ended(lease_id: str, text: str) -> Ended:
     """What `encode_ended` wrote."""
-    request_id, digest, ended_wall = json.loads(text)
+    request_id, digest, ended_wall = orjson.loads(text)
     return Ended(lease_id, request_id, bytes.fromhex(digest), ended_wall)
 
 
@@ -125,14 +125,15 @@ def encode_observation(one: Observation) -> str:
 
 def decode_observation(number: int, digest: str, build: str, shape: str, text: str) -> Observation:
     """What `encode_observation` wrote."""
-    planned, granted, peak, load_s, observed_wall, node_id, lease_id, *added = json.loads(text)
+    planned, granted, peak, load_s, observed_wall, node_id, lease_id, *added = orjson.loads(text)
     (claimed,) = added or (0,)
     return Observation(
         digest, build, shape, planned, granted, peak, load_s, observed_wall, node_id, lease_id, number, claimed
     )
 
 
-_text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+def _text(row: Any) -> str:
+    return orjson.dumps(row).decode()
 
 
 def _claim(claim: Claim) -> list[Any]:
