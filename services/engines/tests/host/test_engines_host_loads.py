@@ -159,6 +159,21 @@ async def test_an_engine_that_ends_at_its_start_is_explained_and_then_left_alone
         assert len(suite.ledger.admits) == 3
 
 
+async def test_a_ledger_that_falls_silent_while_a_model_loads_is_not_counted_against_the_engine(run_dir):
+    suite = Suite(run_dir, ledger_patience_s=0.1)
+    activate = suite.ledger.ActivateLease
+
+    async def silent_about_processes(request, context):
+        if request.engine_processes:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "")
+        return await activate(request, context)
+
+    suite.ledger.ActivateLease = silent_about_processes
+    async with suite:
+        for _ in range(4):
+            assert (await failure_of(suite.load("a"))).reason == "LEDGER_UNREACHABLE"
+
+
 async def test_killed_in_load_fails_the_load(run_dir):
     async with Suite(run_dir, {"die_in_load": 9}) as suite:
         failure = await failure_of(suite.load("a"))

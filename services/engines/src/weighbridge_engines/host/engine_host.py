@@ -297,8 +297,10 @@ class EngineHost:
         failure = error.failure if isinstance(error, RequestError) else None
         trouble = residency.trouble.result() if residency.trouble.done() else None
         refused = failure is not None and failure.code is grpc.StatusCode.INVALID_ARGUMENT
-        if not refused and (trouble is None or trouble.is_crash):
-            # A model that the engine refuses, or the ledger's refusal of memory, says nothing about the engine.
+        of_the_ledger = failure is not None and failure.reason in ("LEDGER_UNREACHABLE", "LEASE_LOST")
+        failed = not of_the_ledger if trouble is None else trouble.is_crash
+        if failed and not refused:
+            # A model that the engine refuses says nothing about the engine, nor does a ledger that refuses or is away.
             self._count_end(failure.message if failure else f"{self.around.kind.title} could not be started.")
         return Ending(trouble.reason if trouble else "LOAD_FAILED", failure or failures.model_unloaded())
 
