@@ -1,14 +1,16 @@
-"""DeepSeek V4 Flash as ds4's own files lay it out, tensor by tensor; facts and header-only files made from it.
+"""Models for ds4 as fit sees them: facts and header-only files, and machines to plan them on.
 
-The shapes are those that ds4 8d57664 (2026-05-21) demands when it binds tensors; with a header of 5,335,588 bytes they
-reproduce the published files to the byte.
+V4 Flash is laid out as the writer of sparse models lays it out, which a real ds4-server accepts; with a header of
+5,335,588 bytes it reproduces the published files to the byte.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 
+from weighbridge_engines.models import ds4_layout
+from weighbridge_engines.models.ds4_layout import LAYERS, MIXES, TYPES, Mix
 from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.catalog.manifest import read_manifest
@@ -18,21 +20,8 @@ from weighbridge_fit.model import Model
 
 GIB, MIB = 1 << 30, 1 << 20
 HEADER_BYTES = 5_335_588
-# Type number in GGUF, elements and bytes of a block.
-TYPES = {
-    "F32": (0, 1, 4),
-    "F16": (1, 1, 2),
-    "Q8_0": (8, 32, 34),
-    "Q2_K": (10, 256, 84),
-    "Q4_K": (12, 256, 144),
-    "IQ2_XXS": (16, 256, 66),
-    "I8": (24, 1, 1),
-    "I32": (26, 1, 4),
-    "MXFP4": (39, 32, 17),
-}
-LAYERS, HIDDEN, VOCAB, HEADS, ROW, EXPERTS, INNER = 43, 4096, 129_280, 64, 512, 256, 2048
-RATIOS = tuple(0 if layer < 2 else 4 if layer % 2 == 0 else 128 for layer in range(LAYERS))
-MIXES = {"q2": ("IQ2_XXS", "Q2_K"), "q4": ("Q4_K", "Q4_K"), "mxfp4": ("MXFP4", "MXFP4")}
+FLASH_RATIOS = (0, 0, *(4, 128) * 20, 4)
+"""Of V4 Flash, layer by layer, as ds4 8d57664 checks them."""
 
 
 def tensor(name: str, dtype: str, *shape: int) -> TensorFact:
@@ -40,68 +29,9 @@ def tensor(name: str, dtype: str, *shape: int) -> TensorFact:
     return TensorFact(name, dtype, shape, prod(shape), prod(shape) // block * size)
 
 
-def flash(mix: str = "q2", q4_layers: Sequence[int] = ()) -> tuple[TensorFact, ...]:
+def flash(mix: Mix = "q2", q4_layers: Collection[int] = ()) -> tuple[TensorFact, ...]:
     """Every tensor of V4 Flash; `q4_layers` have Q4_K experts."""
-    streams = 4 * HIDDEN
-    mixing = 2 * 4 + 4 * 4
-    found = [
-        tensor("token_embd.weight", "F16", HIDDEN, VOCAB),
-        tensor("output_hc_base.weight", "F32", 4),
-        tensor("output_hc_fn.weight", "F16", streams, 4),
-        tensor("output_hc_scale.weight", "F32", 1),
-        tensor("output_norm.weight", "F32", HIDDEN),
-        tensor("output.weight", "Q8_0", HIDDEN, VOCAB),
-    ]
-    for layer, ratio in enumerate(RATIOS):
-        gate, down = MIXES["q4" if layer in q4_layers else mix]
-        parts: list[tuple[str, str, tuple[int, ...]]] = [
-            ("hc_attn_fn.weight", "F16", (streams, mixing)),
-            ("hc_attn_scale.weight", "F32", (3,)),
-            ("hc_attn_base.weight", "F32", (mixing,)),
-            ("attn_norm.weight", "F32", (HIDDEN,)),
-            ("attn_q_a.weight", "Q8_0", (HIDDEN, 1024)),
-            ("attn_q_a_norm.weight", "F32", (1024,)),
-            ("attn_q_b.weight", "Q8_0", (1024, HEADS * ROW)),
-            ("attn_kv.weight", "Q8_0", (HIDDEN, ROW)),
-            ("attn_kv_a_norm.weight", "F32", (ROW,)),
-            ("attn_sinks.weight", "F32", (HEADS,)),
-            ("attn_output_a.weight", "Q8_0", (ROW * HEADS // 8, 8 * 1024)),
-            ("attn_output_b.weight", "Q8_0", (8 * 1024, HIDDEN)),
-            ("hc_ffn_fn.weight", "F16", (streams, mixing)),
-            ("hc_ffn_scale.weight", "F32", (3,)),
-            ("hc_ffn_base.weight", "F32", (mixing,)),
-            ("ffn_norm.weight", "F32", (HIDDEN,)),
-            ("ffn_gate_inp.weight", "F16", (HIDDEN, EXPERTS)),
-            ("ffn_gate_exps.weight", gate, (HIDDEN, INNER, EXPERTS)),
-            ("ffn_up_exps.weight", gate, (HIDDEN, INNER, EXPERTS)),
-            ("ffn_down_exps.weight", down, (INNER, HIDDEN, EXPERTS)),
-            ("ffn_gate_shexp.weight", "Q8_0", (HIDDEN, INNER)),
-            ("ffn_up_shexp.weight", "Q8_0", (HIDDEN, INNER)),
-            ("ffn_down_shexp.weight", "Q8_0", (INNER, HIDDEN)),
-        ]
-        if layer < 3:
-            parts.append(("ffn_gate_tid2eid.weight", "I32", (6, VOCAB)))
-        else:
-            parts.append(("exp_probs_b.bias", "F32", (EXPERTS,)))
-        if ratio:
-            width = (2 if ratio == 4 else 1) * ROW
-            parts += [
-                ("attn_compressor_ape.weight", "F16", (width, ratio)),
-                ("attn_compressor_kv.weight", "F16", (HIDDEN, width)),
-                ("attn_compressor_gate.weight", "F16", (HIDDEN, width)),
-                ("attn_compressor_norm.weight", "F32", (ROW,)),
-            ]
-        if ratio == 4:
-            parts += [
-                ("indexer.attn_q_b.weight", "F16", (1024, 64 * 128)),
-                ("indexer.proj.weight", "F16", (HIDDEN, 64)),
-                ("indexer_compressor_ape.weight", "F16", (256, ratio)),
-                ("indexer_compressor_kv.weight", "F16", (HIDDEN, 256)),
-                ("indexer_compressor_gate.weight", "F16", (HIDDEN, 256)),
-                ("indexer_compressor_norm.weight", "F32", (128,)),
-            ]
-        found += [tensor(f"blk.{layer}.{name}", dtype, *shape) for name, dtype, shape in parts]
-    return tuple(found)
+    return tuple(tensor(each.name, each.type, *each.shape) for each in ds4_layout.flash(mix, q4_layers))
 
 
 _MEASURED = ("token_embd", "attn_kv.", "attn_compressor_ape", "indexer_compressor_norm", "_exps.")
@@ -139,7 +69,7 @@ def _experts(layers: Sequence[int], gate: str, down: str, hidden: int, inner: in
     ]
 
 
-def v41(mix: str = "q2") -> tuple[TensorFact, ...]:
+def v41(mix: Mix = "q2") -> tuple[TensorFact, ...]:
     """V4.1 Flash by its measures: 40 layers of 384 experts, Engram tables, and one tensor for all that stays."""
     gate, down = MIXES[mix]
     tables = tensor("blk.1.engram_embd.weight", "I8", 202_778_032_400)

@@ -16,9 +16,9 @@ from weighbridge_fit.laws.ds4_context import (
 from weighbridge_fit.laws.ds4_experts import ExpertSizes, largest_cache_gib
 from weighbridge_fit.laws.ds4_v41 import metal_budget_bytes, needed_bytes
 
-from services.fit.tests.fit_ds4_layout import GIB, MIB, RATIOS
+from services.fit.tests.fit_ds4_layout import FLASH_RATIOS, GIB, MIB
 
-FLASH = ContextLayers(RATIOS, row_size=512, indexer_size=128, window_tokens=128)
+FLASH = ContextLayers(FLASH_RATIOS, row_size=512, indexer_size=128, window_tokens=128)
 V41 = ds4().v41_session
 
 

@@ -15,10 +15,9 @@ from weighbridge_fit.plans.errors import PlanError
 from weighbridge_fit.plans.plan import Engine
 
 from services.fit.tests.fit_ds4_layout import (
-    EXPERTS,
+    FLASH_RATIOS,
     HEADER_BYTES,
     MIB,
-    RATIOS,
     entry,
     facts_of,
     flash,
@@ -62,9 +61,9 @@ def test_the_measures_come_from_shapes() -> None:
     weights = read(facts_of(flash()))
     assert weights.family is Family.V4
     assert weights.context == ds4().flash
-    assert weights.context is not None and weights.context.ratios == RATIOS
+    assert weights.context is not None and weights.context.ratios == FLASH_RATIOS
     assert weights.experts is not None
-    assert (weights.experts.layers, weights.experts.experts, weights.experts.expert_bytes) == (43, EXPERTS, 7_077_888)
+    assert (weights.experts.layers, weights.experts.experts, weights.experts.expert_bytes) == (43, 256, 7_077_888)
     assert (weights.hidden_size, weights.vocab_size, weights.largest_tensor_bytes) == (4096, 129_280, 1_059_061_760)
     assert not weights.pro
 
@@ -73,7 +72,7 @@ def test_experts_of_another_size_go_past_the_cache() -> None:
     experts = read(facts_of(flash("q2", q4_layers=range(37, 43)))).experts
     assert experts is not None
     assert (experts.layers, experts.expert_bytes) == (37, 7_077_888)
-    assert experts.bypass_bytes == 6 * EXPERTS * 14_155_776
+    assert experts.bypass_bytes == 6 * 256 * 14_155_776
 
 
 def test_a_file_on_disk_and_its_size_alone_say_the_same(tmp_path: Path) -> None:

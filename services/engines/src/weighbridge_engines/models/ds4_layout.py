@@ -39,7 +39,8 @@ HASH_LAYERS = 3
 """Leading layers whose experts are looked up by token."""
 RATIOS = tuple(0 if layer < 2 else 4 if layer % 2 == 0 else 128 for layer in range(LAYERS))
 """Tokens that one compressed row of each layer stands for; 0: none are compressed."""
-_MIXES: dict[Mix, tuple[str, str]] = {"q2": ("IQ2_XXS", "Q2_K"), "q4": ("Q4_K", "Q4_K"), "mxfp4": ("MXFP4", "MXFP4")}
+MIXES: dict[Mix, tuple[str, str]] = {"q2": ("IQ2_XXS", "Q2_K"), "q4": ("Q4_K", "Q4_K"), "mxfp4": ("MXFP4", "MXFP4")}
+"""Types of the experts: gate and up, and down."""
 
 DSPARK_RANK, DSPARK_TARGETS = 64, 3
 """Of our drafters' Markov head, and how many layers of the model they look at. Files name their own."""
@@ -119,7 +120,7 @@ def _attention() -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 
 def _feed_forward(mix: Mix) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    gate, down = _MIXES[mix]
+    gate, down = MIXES[mix]
     yield from _mixer("ffn")
     yield "ffn_norm.weight", "F32", (HIDDEN,)
     yield "ffn_gate_inp.weight", "F16", (HIDDEN, EXPERTS)
@@ -182,7 +183,7 @@ def flash41(mix: Mix, non_routed_bytes: int) -> list[Tensor]:
     Its embedding, router and Engram projections have their real types; what is left of the sum is spread over the
     tensors that are left of the count.
     """
-    gate, down = _MIXES[mix]
+    gate, down = MIXES[mix]
     found = [
         Tensor("token_embd.weight", "F16", (V41_HIDDEN, VOCABULARY)),
         Tensor("output_norm.weight", "F32", (V41_HIDDEN,)),
