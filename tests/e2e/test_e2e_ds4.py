@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from weighbridge.demo.otlp_receiver import OtlpReceiver
-from weighbridge.demo.trace_tree import SpanRecord
 from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.ledger.v1 import lease_pb2
 
@@ -24,8 +23,9 @@ from tests.ds4 import (
     write_models,
 )
 from tests.ds4 import failure_of as failed
-from tests.harness import Suite, running_suite, wait_until
+from tests.harness import Suite, running_suite
 from tests.images import admitted, told
+from tests.traces import callers_of, whole_trace
 
 GIB = 2**30
 SECRET = "marmalade"
@@ -152,24 +152,8 @@ async def test_a_chat_is_one_trace_down_to_the_request_to_ds4_and_no_word_of_it_
 ) -> None:
     assert "what can I do" in suite.cli("chat", str(models.flash), SECRET).stdout
 
-    def whole_trace() -> list[SpanRecord]:
-        """The trace of the command once nothing of it is missing; spans come in batches."""
-        spans = receiver.spans()
-        asked = [s for s in spans if s.service == "weighbridge-cli" and s.name.endswith("ChatService/Chat")]
-        trace = [span for span in spans if asked and span.trace_id == asked[-1].trace_id]
-        ids = {span.span_id for span in trace}
-        all_came = all(not span.parent_id or span.parent_id in ids for span in trace)
-        services = {"weighbridge-cli", "weighbridge-engine-ds4", "weighbridge-fit", "weighbridge-ledger"}
-        return trace if all_came and {span.service for span in trace} >= services else []
-
-    trace = wait_until(whole_trace, what="the trace of the chat")
-    assert sum(not span.parent_id for span in trace) == 1, "one root"
-    by_id = {span.span_id: span for span in trace}
-    [request] = [span for span in trace if span.name == "POST /v1/chat/completions"]
-    callers = []
-    while request.parent_id:
-        request = by_id[request.parent_id]
-        callers.append((request.service, request.name.rpartition("/")[2]))
+    trace = whole_trace(receiver, "ChatService/Chat", "ds4")
+    callers = callers_of(trace, "POST /v1/chat/completions")
     assert ("weighbridge-engine-ds4", "Chat") in callers
     assert ("weighbridge-cli", "Chat") in callers
     assert not any(SECRET in repr(span) for span in receiver.spans())

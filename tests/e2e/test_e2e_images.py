@@ -15,14 +15,13 @@ import pytest
 from google.protobuf import json_format
 from PIL import Image
 from weighbridge.demo.otlp_receiver import OtlpReceiver
-from weighbridge.demo.trace_tree import SpanRecord
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.engines.v1 import engine_service_pb2, image_service_pb2
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2, ledger_service_pb2_grpc
 
 from services.engines.standins.sd.program import HOW_TO_GET_IT, real_sd_server, write_standin
-from tests.harness import Suite, running_suite, wait_until
+from tests.harness import Suite, running_suite
 from tests.images import (
     PROMPT,
     SIDE_PX,
@@ -37,6 +36,7 @@ from tests.images import (
     sd_server_of,
     told,
 )
+from tests.traces import callers_of, whole_trace
 
 MIB = 2**20
 RELEASED = ledger_service_pb2.CHANGE_KIND_RELEASED
@@ -162,24 +162,8 @@ def test_a_loaded_model_is_charged_and_an_unloaded_one_is_not(suite: Suite, comm
 
 
 def test_a_render_is_one_trace_down_to_the_request_to_sd_server(commanded: Commanded, receiver: OtlpReceiver) -> None:
-    def whole_trace() -> list[SpanRecord]:
-        """The trace of the command once nothing of it is missing; spans come in batches."""
-        spans = receiver.spans()
-        asked = [s for s in spans if s.service == "weighbridge-cli" and s.name.endswith("ImageService/GenerateImage")]
-        trace = [span for span in spans if asked and span.trace_id == asked[-1].trace_id]
-        ids = {span.span_id for span in trace}
-        all_came = all(not span.parent_id or span.parent_id in ids for span in trace)
-        services = {"weighbridge-cli", "weighbridge-engine-sd", "weighbridge-fit", "weighbridge-ledger"}
-        return trace if all_came and {span.service for span in trace} >= services else []
-
-    trace = wait_until(whole_trace, what="the trace of the render")
-    assert sum(not span.parent_id for span in trace) == 1, "one root"
-    by_id = {span.span_id: span for span in trace}
-    [request] = [span for span in trace if span.name == "POST /sdapi/v1/txt2img"]
-    callers = []
-    while request.parent_id:
-        request = by_id[request.parent_id]
-        callers.append((request.service, request.name.rpartition("/")[2]))
+    trace = whole_trace(receiver, "ImageService/GenerateImage", "sd")
+    callers = callers_of(trace, "POST /sdapi/v1/txt2img")
     assert ("weighbridge-engine-sd", "GenerateImage") in callers
     assert ("weighbridge-cli", "GenerateImage") in callers
 
