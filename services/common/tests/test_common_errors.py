@@ -128,6 +128,31 @@ async def test_an_unexpected_error_tells_the_log_and_not_the_caller(serve: Any, 
     assert ("the words of a prompt" in out.getvalue()) is told
 
 
+async def test_a_caller_that_goes_while_an_answer_waits_to_be_sent_is_no_unexpected_error(serve: Any) -> None:
+    """A picture is many times what the connection takes before its reader reads."""
+    out = StringIO()
+    logs.configure("test", stream=out)
+    sending, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            yield b"begun"
+            sending.set()
+            while True:
+                yield bytes(16 << 20)
+        finally:
+            ended.set()
+
+    opened = await serve(Call=grpc.unary_stream_rpc_method_handler(handler))
+    call = opened.unary_stream(METHOD)(b"")
+    assert await call.read() == b"begun"
+    await sending.wait()
+    await asyncio.sleep(0)  # the handler is written from its own task, which is in the midst of it by now
+    call.cancel()
+    await ended.wait()
+    assert "unexpected_error" not in out.getvalue()
+
+
 async def test_an_unwritten_method_of_a_generated_servicer_is_unimplemented(serve: Any) -> None:
     def generated(request: bytes, context: Any) -> bytes:
         # What protoc writes for each method of a servicer's base class.

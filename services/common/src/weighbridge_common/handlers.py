@@ -1,5 +1,6 @@
 """Wrapping the handler of a gRPC method, whatever its kind, for interceptors of asyncio servers."""
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
@@ -44,7 +45,7 @@ def wrap_handler(handler: AnyHandler, around: Around) -> AnyHandler:
                     if hasattr(responses, "aclose"):
                         await stack.enter_async_context(contextlib.aclosing(responses))
                     async for response in responses:
-                        await context.write(response)
+                        await _write(context, response)
 
             await around(run, context)
 
@@ -66,6 +67,15 @@ def wrap_handler(handler: AnyHandler, around: Around) -> AnyHandler:
         serve, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
     )
     return wrapped
+
+
+async def _write(context: AnyContext, response: Any) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError as error:
+        # How gRPC says that the caller went while this waited for room on the connection: its own cancellation of the
+        # call comes after that.
+        raise asyncio.CancelledError from error
 
 
 async def _settled(result: Any) -> Any:
