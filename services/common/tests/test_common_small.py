@@ -1,8 +1,10 @@
 """Targets, sizes, logs and owned tasks."""
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,6 +94,30 @@ def test_what_libraries_warn_about_comes_in_the_same_form() -> None:
     logging.getLogger("library").warning("look: %s", "here")
     (line,) = lines(out)
     assert (line["event"], line["logger"], line["service"]) == ("look: here", "library", "s")
+
+
+def test_a_log_that_cannot_be_written_fails_nobody_and_goes_on_when_there_is_room() -> None:
+    """Of a full disk is told just when it is full: the ledger's log may lie beside its store."""
+
+    class Disk(StringIO):
+        is_full = True
+
+        def write(self, text: str) -> int:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(text)
+
+        def flush(self) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = Disk()
+    logs.configure("s", "info", out)
+    structlog.get_logger("ours").error("lost")
+    logging.getLogger("a.library").warning("lost, too")
+    out.is_full = False
+    structlog.get_logger("ours").info("kept")
+    assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["kept"]
 
 
 def test_an_error_without_its_text_still_tells_what_the_system_said() -> None:

@@ -4,11 +4,12 @@ A prompt, an image or a secret never enters a log: fields that could hold one ar
 unexpected error is left out where requests carry prompts.
 """
 
+import contextlib
 import logging
 import sys
 import traceback
 from collections.abc import MutableMapping
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from opentelemetry import trace
@@ -44,11 +45,11 @@ def configure(service_name: str, level: str = "info", stream: TextIO | None = No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    out = stream or sys.stderr
+    out = _Lossy(stream or sys.stderr)
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer(default=str)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, out)),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
@@ -65,6 +66,24 @@ def configure(service_name: str, level: str = "info", stream: TextIO | None = No
     root.handlers[:] = [handler]
     # Libraries say a lot at info; what they warn about is ours to know.
     root.setLevel(max(number, logging.WARNING))
+
+
+class _Lossy:
+    """A stream that loses what it cannot write: on a full disk, which is what many an event is about, whoever tells of
+    it must get on with its work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write it, or lose it."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Likewise."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def describe_error(error: BaseException, *, with_text: bool = True) -> dict[str, str]:
