@@ -70,6 +70,8 @@ def placements(
 
 def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
     """`claim` on the cards that are tried first; None where there are too few."""
+    if not claim.devices:
+        return claim
     return next(placements(claim, ceilings, external, usage), None)
 
 

@@ -9,7 +9,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
 from weighbridge_ledger.book import Event, EventKind, LeaseState, Reason, Refused, ReleaseCause
 from weighbridge_ledger.book.states import Ask
-from weighbridge_ledger.service import failures, messages
+from weighbridge_ledger.service import failures, lease_messages, messages, times
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.endings import Waited, end_of
 from weighbridge_ledger.service.keeper import Keeper
@@ -189,8 +189,8 @@ class AdmitDesk:
             queued=pb.AdmitQueued(
                 lease_id=lease_id,
                 position=position,
-                reasons=[messages.reason_message(reason) for reason in waited.reasons],
-                waited=messages.duration(max(0.0, self._keeper.clock().monotonic - waited.since)),
+                reasons=[lease_messages.reason_message(reason) for reason in waited.reasons],
+                waited=times.duration(max(0.0, self._keeper.clock().monotonic - waited.since)),
             )
         )
 
@@ -199,7 +199,7 @@ class AdmitDesk:
         asked = self._keeper.book.asked_for(lease_id)
         if asked is None:
             return None
-        deadline = messages.timestamp(wall_of(asked[1], self._keeper.clock()))
+        deadline = times.timestamp(wall_of(asked[1], self._keeper.clock()))
         return pb.AdmitResponse(
             reclaiming=pb.AdmitReclaiming(lease_id=lease_id, victim_lease_ids=victims, deadline=deadline)
         )
@@ -211,13 +211,11 @@ class AdmitDesk:
                 Refused(Reason.LEASE_NOT_FOUND, "The lease ended before it could be told. Ask again.")
             )
         now = self._keeper.clock()
-        return pb.AdmitResponse(
-            granted=pb.AdmitGranted(
-                lease=messages.lease_message(view, now, self._node_id),
-                secret=secret,
-                activate_before_time=messages.timestamp(wall_of(view.deadline, now)),
-            )
-        )
+        answer = pb.AdmitResponse()
+        lease_messages.write_lease(answer.granted.lease, view, now, self._node_id)
+        answer.granted.secret = secret
+        times.write_time(answer.granted.activate_before_time, wall_of(view.deadline, now))
+        return answer
 
     def _raise_end(self, call: _Call, ask: Ask) -> None:
         if isinstance(call.end, ReleaseCause):

@@ -11,7 +11,7 @@ from weighbridge_proto.ledger.v1 import ledger_service_pb2 as pb
 
 from weighbridge_ledger.book import Event, EventKind, Moment, Reason, Refused, ReleaseCause
 from weighbridge_ledger.book.holding import Renewal
-from weighbridge_ledger.service import failures, messages
+from weighbridge_ledger.service import failures, lease_messages, messages, times
 from weighbridge_ledger.service.clock import wall_of
 from weighbridge_ledger.service.keeper import Keeper
 from weighbridge_ledger.service.vacating import Vacating
@@ -162,7 +162,7 @@ class KeepAliveDesk:
             pb.KeepAliveResponse(
                 lease_id=lease_id,
                 vacate=pb.VacateRequested(
-                    deadline=messages.timestamp(wall_of(deadline, now)),
+                    deadline=times.timestamp(wall_of(deadline, now)),
                     reason=self._vacating.request(lease_id),
                 ),
             )
@@ -181,7 +181,7 @@ class KeepAliveDesk:
             pb.KeepAliveResponse(
                 lease_id=lease_id,
                 shrink=pb.ShrinkRequested(
-                    optional_bytes=optional_bytes, deadline=messages.timestamp(wall_of(deadline, now))
+                    optional_bytes=optional_bytes, deadline=times.timestamp(wall_of(deadline, now))
                 ),
             )
         )
@@ -191,8 +191,8 @@ def _renewed(renewal: Renewal, now: Moment, *, with_charge: bool) -> pb.KeepAliv
     return pb.KeepAliveResponse(
         lease_id=renewal.lease.lease_id,
         renewed=pb.LeaseRenewed(
-            expire_time=messages.timestamp(wall_of(renewal.deadline, now)),
-            term=messages.duration(renewal.lease.term_s),
-            charge=messages.charge_message(renewal.lease.charge) if with_charge else None,
+            expire_time=times.timestamp(wall_of(renewal.deadline, now)),
+            term=times.duration(renewal.lease.term_s),
+            charge=lease_messages.charge_message(renewal.lease.charge) if with_charge else None,
         ),
     )

@@ -1,33 +1,25 @@
 """Messages of the contract to values of the book, and back."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from google.protobuf import duration_pb2, timestamp_pb2
 from weighbridge_common.processes import ProcessIdentity
 from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2
-from weighbridge_proto.memory.v1 import failure_pb2, process_pb2, requirement_pb2
+from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
 
 from weighbridge_ledger.book.admission import Preview
-from weighbridge_ledger.book.book import LeaseView
-from weighbridge_ledger.book.events import REFUSAL_OF, ReleaseCause
 from weighbridge_ledger.book.states import (
-    NOBODY,
     Ask,
-    Charge,
     Claim,
     Credential,
     DeviceWant,
-    LeaseState,
-    Moment,
     Observed,
     Purpose,
 )
-from weighbridge_ledger.book.waiting import WaitReason
 from weighbridge_ledger.machine.model import LARGEST_RAM_BYTES
-from weighbridge_ledger.service.clock import wall_of
-from weighbridge_ledger.service.failures import code_of, failure_of
+from weighbridge_ledger.service import times
+from weighbridge_ledger.service.failures import failure_of
+from weighbridge_ledger.service.lease_messages import charge_message, reason_message
 from weighbridge_ledger.store.interface import Observation
 
 MAX_TEXT = 512
@@ -39,44 +31,7 @@ MAX_DEVICES = 64
 MAX_HELD = 64
 """Leases that a caller may keep busy while it waits: as many as it may claim cards for."""
 
-_STATES = {
-    LeaseState.QUEUED: lease_pb2.LEASE_STATE_QUEUED,
-    LeaseState.GRANTED: lease_pb2.LEASE_STATE_GRANTED,
-    LeaseState.ACTIVE: lease_pb2.LEASE_STATE_ACTIVE,
-    LeaseState.VACATING: lease_pb2.LEASE_STATE_VACATING,
-    LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
-}
-
 _PRIORITIES = frozenset(lease_pb2.Priority.values())
-
-_CAUSE_TEXTS: dict[str, str] = {
-    ReleaseCause.HOLDER: "Its holder released it.",
-    ReleaseCause.CANCELLED: "Its Admit call ended before it was activated.",
-    ReleaseCause.NOT_ACTIVATED: "It was granted, and nobody activated it in time.",
-    ReleaseCause.PROCESSES_DEAD: "All its processes have ended.",
-    ReleaseCause.FENCED: "Its holder, in another container, was silent for so long that it has ended its engine.",
-    ReleaseCause.WAITED_TOO_LONG: "It waited as long as its caller allowed.",
-    ReleaseCause.EXCEEDS_CAPACITY: "While it waited, the limit fell below it.",
-    ReleaseCause.WOULD_WAIT_FOR_USE: "Its caller keeps another lease in use, and it would have waited for one in use.",
-    ReleaseCause.NOT_STORED: "The grant could not be written to disk.",
-    ReleaseCause.OPERATOR: "An operator said that its processes are gone.",
-}
-
-if TYPE_CHECKING:
-    from weighbridge_proto.ledger.v1.lease_pb2 import Lease as LeaseMessage
-
-
-def timestamp(wall: float) -> timestamp_pb2.Timestamp:
-    """Seconds since the epoch as a message."""
-    seconds = int(wall)
-    return timestamp_pb2.Timestamp(seconds=seconds, nanos=int((wall - seconds) * 1e9))
-
-
-def duration(seconds: float) -> duration_pb2.Duration:
-    """Seconds as a message."""
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))
-
 
 # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -232,105 +187,6 @@ def _too_long(field: str, longest: int = MAX_TEXT) -> RequestError:
 # -- out -----------------------------------------------------------------------------------------------------------
 
 
-def claim_message(claim: Claim) -> requirement_pb2.Claim:
-    """A claim as it was asked."""
-    return requirement_pb2.Claim(
-        host_bytes=claim.host_bytes,
-        optional_host_bytes=claim.optional_host_bytes,
-        devices=[
-            requirement_pb2.DeviceClaim(
-                device_id=want.device_id, required_bytes=want.required_bytes, optional_bytes=want.optional_bytes
-            )
-            for want in claim.devices
-        ],
-        source=requirement_pb2.FigureSource.ValueType(int(claim.source or "0")),
-        cpu_only=claim.cpu_only,
-    )
-
-
-def charge_message(charge: Charge) -> requirement_pb2.Charge:
-    """What is charged."""
-    return requirement_pb2.Charge(
-        host_bytes=charge.host_bytes,
-        devices=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in charge.devices],
-        optional_bytes=charge.optional_bytes,
-        spilled_bytes=charge.spilled_bytes,
-    )
-
-
-def lease_message(
-    view: LeaseView,
-    now: Moment,
-    node_id: str,
-    wait_reasons: Iterable[WaitReason] = (),
-    vacating: failure_pb2.Failure | None = None,
-) -> "LeaseMessage":
-    """A lease with what is known about it just now. Its secret is not among that.
-
-    Args:
-        view: what is known.
-        now: this moment.
-        node_id: the machine.
-        wait_reasons: what it waits for, while it is queued.
-        vacating: why it is to end, while it is vacating.
-    """
-    lease, purpose = view.lease, view.lease.purpose
-    expires = view.deadline if lease.state.charged else None
-    return lease_pb2.Lease(
-        lease_id=lease.lease_id,
-        state=_STATES[lease.state],
-        suspect=lease.suspect,
-        fence=lease.fence,
-        holder=lease_pb2.Holder(
-            name=lease.holder_name,
-            process=None if lease.holder == NOBODY else lease.holder.to_message(),
-            memory_limit_bytes=lease.memory_limit_bytes,
-        ),
-        purpose=lease_pb2.Purpose(
-            engine_kind=purpose.engine_kind,
-            model_name=purpose.model_name,
-            model_digest=purpose.model_digest,
-            engine_build=purpose.engine_build,
-            shape=purpose.shape,
-            planned_peak_bytes=purpose.planned_peak_bytes,
-        ),
-        claim=claim_message(lease.claim),
-        charge=charge_message(lease.charge) if lease.state.charged else None,
-        engine_processes=[process.to_message() for process in lease.engines],
-        observed=None if view.observed is None else _observed_message(view.observed),
-        priority=lease_pb2.Priority.ValueType(lease.priority),
-        pinned=lease.pinned,
-        uses=view.uses,
-        queue_position=view.queue_position,
-        create_time=_timestamp_of(lease.requested_wall),
-        grant_time=_timestamp_of(lease.granted_wall),
-        activate_time=_timestamp_of(lease.activated_wall),
-        expire_time=None if expires is None else timestamp(wall_of(expires, now)),
-        last_use_time=_timestamp_of(view.last_use_wall),
-        release_time=_timestamp_of(view.released_wall),
-        end_reason=_end_reason(view) if view.cause else vacating,
-        connected=view.connected,
-        node_id=node_id,
-        exclusive=lease.charge.exclusive if lease.state.charged else lease.exclusive,
-        request_id=lease.request_id,
-        load_complete_time=_timestamp_of(lease.loaded_wall),
-        processes_visible=not lease.foreign,
-        replaces_lease_id=view.replaces,
-        level=lease_pb2.Priority.ValueType(view.level or lease.priority),
-        wait_reasons=[reason_message(reason) for reason in wait_reasons],
-    )
-
-
-def reason_message(reason: WaitReason) -> lease_pb2.WaitReason:
-    """One thing a claim waits for."""
-    return lease_pb2.WaitReason(
-        code=reason.code.value,
-        message=reason.message,
-        lease_ids=reason.lease_ids,
-        missing_bytes=reason.missing_bytes,
-    )
-
-
 def preview_message(preview: Preview) -> ledger_service_pb2.AdmitPreview:
     """How a claim would fare."""
     if preview.refusal is not None:
@@ -359,32 +215,8 @@ def observation_message(one: Observation) -> lease_pb2.Observation:
         granted_bytes=one.granted_bytes,
         claimed_bytes=one.claimed_bytes,
         peak_bytes=one.peak_bytes,
-        load_time=duration(one.load_s),
-        observe_time=timestamp(one.observed_wall),
+        load_time=times.duration(one.load_s),
+        observe_time=times.timestamp(one.observed_wall),
         node_id=one.node_id,
         lease_id=one.lease_id,
-    )
-
-
-def _timestamp_of(wall: float) -> timestamp_pb2.Timestamp | None:
-    """0 is the book's way to say that it has not happened."""
-    return timestamp(wall) if wall else None
-
-
-def _end_reason(view: LeaseView) -> failure_pb2.Failure:
-    """Why a lease ended. Code OK for an end that is none of failure's business: given back, or its processes ended."""
-    reason = REFUSAL_OF.get(ReleaseCause(view.cause))
-    return failure_pb2.Failure(
-        code=0 if reason is None else code_of(reason).value[0],
-        reason=reason.value if reason else view.cause,
-        message=_CAUSE_TEXTS[view.cause],
-    )
-
-
-def _observed_message(observed: Observed) -> process_pb2.ObservedMemory:
-    return process_pb2.ObservedMemory(
-        host_bytes=observed.host_bytes,
-        host_peak_bytes=observed.host_peak_bytes,
-        devices=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in observed.devices],
-        device_peaks=[process_pb2.DeviceBytes(device_id=device, bytes=size) for device, size in observed.device_peaks],
     )

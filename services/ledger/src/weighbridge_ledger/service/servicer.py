@@ -18,7 +18,7 @@ from weighbridge_ledger.book.book import LeaseView
 from weighbridge_ledger.book.records import PutWishes
 from weighbridge_ledger.machine.capacity import assemble
 from weighbridge_ledger.machine.messages import InvalidMachineError, capacity_to_proto, machine_from_proto
-from weighbridge_ledger.service import messages
+from weighbridge_ledger.service import lease_messages, messages, times
 from weighbridge_ledger.service.admit import AdmitDesk
 from weighbridge_ledger.service.keepalive import KeepAliveDesk
 from weighbridge_ledger.service.keeper import Keeper
@@ -268,7 +268,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
         waiting = book.waiting_for(view.lease.lease_id) if view.queue_position else None
         reasons = () if waiting is None else waiting[2]
         why = self._vacating.end_reason(view.lease) if view.lease.state is LeaseState.VACATING else None
-        return messages.lease_message(view, self._keeper.clock(), self._node_id, reasons, why)
+        return lease_messages.lease_message(view, self._keeper.clock(), self._node_id, reasons, why)
 
     def _capacity(self) -> "CapacityMessage":
         return self._machine.capacity(self._keeper.book, self._epoch, self._watch.revision, self._keeper.clock())
@@ -283,7 +283,7 @@ class LedgerServicer(ledger_service_pb2_grpc.LedgerServiceServicer):
 
     def _render(self, event: Event, revision: int) -> pb.WatchResponse:
         message = pb.WatchResponse(
-            epoch=self._epoch, revision=revision, kind=KINDS[event.kind], event_time=messages.timestamp(event.wall)
+            epoch=self._epoch, revision=revision, kind=KINDS[event.kind], event_time=times.timestamp(event.wall)
         )
         if event.lease is None:
             message.capacity.CopyFrom(self._capacity())
