@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import psutil
+import pytest
 from weighbridge_engines.models import sparse_ds4
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.engines.v1 import (
@@ -148,6 +149,18 @@ async def connected(suite: Suite) -> AsyncIterator[Ds4Engine]:
         yield Ds4Engine(channel)
 
 
+@asynccontextmanager
+async def tended(suite: Suite, program: Program) -> AsyncIterator[Ds4Engine]:
+    """The engine for one test. Whatever a test did, unloading gives every byte back, and the stand-in is as before."""
+    try:
+        async with connected(suite) as opened:
+            yield opened
+            await opened.unload(force=True)
+        assert suite.committed_bytes() == 0
+    finally:
+        program.becomes()
+
+
 async def failure_of(call: Any) -> RpcFailure:
     """How a stream fails; what it told before is dropped."""
     try:
@@ -169,3 +182,24 @@ def server_of(suite: Suite) -> psutil.Process:
             found.append(process)
     [process] = found
     return process
+
+
+# Fixtures. A module of tests gives those that it uses names of its own: ``models = ds4_models``.
+
+
+@pytest.fixture(scope="module")
+def ds4_models(tmp_path_factory: Any) -> Ds4Models:
+    """Models for a module of tests."""
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def ds4_program(tmp_path_factory: Any) -> Program:
+    """A stand-in of the newest build for a module of tests."""
+    return Program(tmp_path_factory.mktemp("program"))
+
+
+@pytest.fixture(scope="module")
+def ds4_scratch(tmp_path_factory: Any) -> Path:
+    """A folder for a module of tests."""
+    return Path(tmp_path_factory.mktemp("scratch"))

@@ -16,11 +16,13 @@ from tests.ds4 import (
     Ds4Engine,
     Ds4Models,
     Program,
-    connected,
+    ds4_models,
+    ds4_program,
+    ds4_scratch,
     said,
     server_of,
     settings_of,
-    write_models,
+    tended,
 )
 from tests.ds4 import failure_of as failed
 from tests.harness import Suite, running_suite
@@ -35,25 +37,13 @@ TOOL = chat_service_pb2.Tool(name="weather", description="Of a city", parameters
 CALL = ("weather", '{"city": "Ulm"}')
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: Any) -> Ds4Models:
-    return write_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: Any) -> Program:
-    return Program(tmp_path_factory.mktemp("program"))
+models, program, scratch = ds4_models, ds4_program, ds4_scratch
 
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[OtlpReceiver]:
     with OtlpReceiver() as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: Any) -> Path:
-    return Path(tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +56,8 @@ def suite(models: Ds4Models, program: Program, scratch: Path, receiver: OtlpRece
 
 @pytest.fixture
 async def engine(suite: Suite, program: Program) -> AsyncIterator[Ds4Engine]:
-    """The engine. Whatever a test did, unloading gives every byte back."""
-    async with connected(suite) as opened:
+    async with tended(suite, program) as opened:
         yield opened
-        await opened.unload(force=True)
-    assert suite.committed_bytes() == 0
-    program.becomes()
 
 
 def joined(heard: Any, name: str) -> str:

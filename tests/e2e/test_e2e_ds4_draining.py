@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from weighbridge_proto.engines.v1 import chat_service_pb2
 
-from tests.ds4 import Ds4Engine, Ds4Models, Program, connected, failure_of, server_of, settings_of, write_models
+from tests.ds4 import Ds4Engine, Ds4Models, Program, ds4_models, failure_of, server_of, settings_of, tended
 from tests.harness import Suite, running_suite
 from tests.images import told
 
@@ -19,9 +19,7 @@ LONG = "word " * 200
 SLOW_PROMPTS = {"prefill_rate": 400, "keepalive_s": 0.5}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: Any) -> Ds4Models:
-    return write_models(tmp_path_factory.mktemp("models"))
+models = ds4_models
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +38,11 @@ def suite(models: Ds4Models, program: Program, tmp_path_factory: Any) -> Iterato
 
 @pytest.fixture
 async def engine(suite: Suite, program: Program, models: Ds4Models) -> AsyncIterator[Ds4Engine]:
-    """The engine with a model loaded. Whatever a test did, unloading gives every byte back."""
+    """The engine with a model loaded."""
     program.becomes(**SLOW_PROMPTS)
-    async with connected(suite) as opened:
+    async with tended(suite, program) as opened:
         await told(opened.load(models.flash, stream_experts=False))
         yield opened
-        await opened.unload(force=True)
-    assert suite.committed_bytes() == 0
 
 
 async def test_the_next_answer_waits_until_a_prompt_is_over_that_nobody_waits_for(

@@ -22,11 +22,13 @@ from tests.ds4 import (
     Ds4Engine,
     Ds4Models,
     Program,
-    connected,
+    ds4_models,
+    ds4_program,
+    ds4_scratch,
     failure_of,
     server_of,
     settings_of,
-    write_models,
+    tended,
 )
 from tests.harness import Suite, running_suite
 from tests.images import told
@@ -38,19 +40,7 @@ CHUNK_TOKENS = 512
 """Of a prompt, read in one go."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: Any) -> Ds4Models:
-    return write_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: Any) -> Program:
-    return Program(tmp_path_factory.mktemp("program"))
-
-
-@pytest.fixture(scope="module")
-def scratch(tmp_path_factory: Any) -> Path:
-    return Path(tmp_path_factory.mktemp("scratch"))
+models, program, scratch = ds4_models, ds4_program, ds4_scratch
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +51,8 @@ def suite(models: Ds4Models, program: Program, scratch: Path) -> Iterator[Suite]
 
 @pytest.fixture
 async def engine(suite: Suite, program: Program) -> AsyncIterator[Ds4Engine]:
-    """The engine. Whatever a test did, unloading gives every byte back."""
-    try:
-        async with connected(suite) as opened:
-            yield opened
-            await opened.unload(force=True)
-        assert suite.committed_bytes() == 0
-    finally:
-        program.becomes()
+    async with tended(suite, program) as opened:
+        yield opened
 
 
 @asynccontextmanager
@@ -77,30 +61,23 @@ async def an_engine_on(
 ) -> AsyncIterator[tuple[Suite, Ds4Engine]]:
     """A suite of its own on another machine."""
     with running_suite(models.root, "ds4", **settings_of(program, scratch, machine)) as suite:
-        async with connected(suite) as engine:
+        async with tended(suite, program) as engine:
             yield suite, engine
 
 
 @pytest.fixture
 async def fresh(models: Ds4Models, program: Program, tmp_path: Path) -> AsyncIterator[tuple[Suite, Ds4Engine]]:
     """A suite for one test: an engine that ends unasked too often within a minute is left alone for a while."""
-    try:
-        async with an_engine_on("unified:116", models, program, tmp_path) as (suite, engine):
-            yield suite, engine
-            await engine.unload(force=True)
-            assert suite.committed_bytes() == 0
-    finally:
-        program.becomes()
+    async with an_engine_on("unified:116", models, program, tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture
 async def of_may(models: Ds4Models, tmp_path: Path) -> AsyncIterator[tuple[Suite, Ds4Engine]]:
     """A build of May 2026, for CUDA, where a model may have 96 GiB and more."""
     program = Program(tmp_path, build="2026-05", compute="cuda")
-    async with an_engine_on("unified:128", models, program, tmp_path) as (suite, engine):
-        yield suite, engine
-        await engine.unload(force=True)
-        assert suite.committed_bytes() == 0
+    async with an_engine_on("unified:128", models, program, tmp_path) as opened:
+        yield opened
 
 
 async def plan_of(load: Any) -> fit_service_pb2.PlanModelResponse:
