@@ -1,6 +1,8 @@
 """Services as processes: started in order, restarted when they die, stopped in reverse, ended with their starter."""
 
 import asyncio
+import errno
+import io
 import os
 import signal
 import subprocess
@@ -143,6 +145,35 @@ async def test_a_killed_service_is_started_again(short_dir: Path) -> None:
         await until(lambda: sum("ready" in line for line in lines) == 2)
         assert process.pid not in (None, first)
         assert any("was killed by SIGKILL" in line for line in lines)
+        supervising.cancel()
+        await asyncio.gather(supervising, return_exceptions=True)
+
+
+async def test_a_killed_service_is_started_again_on_a_full_disk(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log takes no note of its start then. That is no reason to stop the others."""
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lines: list[str] = []
+    async with RunningSuite([spec("ledger", 0)], short_dir, environ(), lines.append) as suite:
+        supervising = asyncio.create_task(suite.supervise())
+        process = suite.processes[0]
+        assert process.pid is not None
+        opened = Path.open
+        monkeypatch.setattr(
+            Path,
+            "open",
+            lambda path, mode="r", *more, **named: (
+                FullDisk(path, mode) if mode == "ab" else opened(path, mode, *more, **named)
+            ),
+        )
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: supervising.done() or sum("ready" in line for line in lines) == 2)
+        assert not supervising.done()
         supervising.cancel()
         await asyncio.gather(supervising, return_exceptions=True)
 

@@ -245,8 +245,8 @@ def _open_log(log: Path | None) -> Iterator[IO[bytes] | None]:
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
     output: IO[bytes]
-    with log.open("ab") as output:
+    with log.open("ab", buffering=0) as output:
         os.fchmod(output.fileno(), 0o600)
-        output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {log.stem} starts\n".encode())
-        output.flush()
+        with contextlib.suppress(OSError):  # a full disk has no room for it, and must not keep the service down
+            output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {log.stem} starts\n".encode())
         yield output
