@@ -1,6 +1,8 @@
 """Loading: the order of events, shared loads, replacement, and that a cancelled load leaves nothing."""
 
 import asyncio
+import errno
+import os
 import random
 
 import grpc
@@ -270,6 +272,19 @@ async def test_patience_with_a_silent_ledger_begins_when_it_falls_silent(run_dir
         await eventually(lambda: len(suite.ledger.admits) == 2)
         suite.ledger.grant.set()
         assert (await until_event(call, "ready")).ready.engine.HasField("model")
+
+
+async def test_a_run_folder_without_room_for_what_a_launch_prepares_is_named_and_nothing_is_left(run_dir, monkeypatch):
+    async with Suite(run_dir) as suite:
+
+        def launch(plan, workspace):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(suite.kind, "launch", launch)
+        failure = await failure_of(suite.load())
+        assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED")
+        assert "run folder" in failure.message and "No space left" in failure.message
+        await suite.nothing_left()
 
 
 async def test_a_run_folder_that_cannot_be_used_is_named_and_nothing_is_left(run_dir):

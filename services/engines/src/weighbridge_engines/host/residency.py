@@ -227,10 +227,10 @@ class Residency:
         tell(_starting("process"))
         try:
             self._workspace = _make_workspace(around.run_dir, around.kind.name, self.hold.lease_id)
+            # Beside the event loop: it may read of the model's file, from a disk that has to wake up first.
+            launch = await asyncio.to_thread(around.kind.launch, self.plan, self._workspace)
         except OSError as error:
             raise failures.run_dir_unusable("has no room for the engine's files", error) from error
-        # Beside the event loop: it may read of the model's file, from a disk that has to wake up first.
-        launch = await asyncio.to_thread(around.kind.launch, self.plan, self._workspace)
         started_s = around.clock.monotonic()
         try:
             child = await spawn(launch.child, around.log)
