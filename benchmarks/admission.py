@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
 from google.protobuf import empty_pb2
+from weighbridge_proto.ledger.v1.ledger_service_pb2 import AdmitRequest
 
 from benchmarks.ledger_client import Client, connected, new_request, running
 from benchmarks.measure import Comparison
@@ -25,6 +27,11 @@ CLIENTS = 32
 BURST = 640
 """Calls of one burst, of all clients together: 20 each."""
 BURSTS = 11
+
+HELD = 160
+"""Admissions of one burst that are kept until it is over, of all clients together: 5 each. A server serves 512 calls at
+once (`max_concurrent_calls`), and a grant that was not activated is one."""
+HELD_BURSTS = 44
 
 
 @dataclass
@@ -98,20 +105,47 @@ async def per_second(
     return times / (time.perf_counter() - start)
 
 
-async def _all_at_once(clients: Sequence[Client]) -> tuple[list[float], list[float]]:
-    """Admissions in a second, each given back before its client asks again, and empty streams, in turn."""
-    admissions, streams = [], []
+@dataclass
+class _Rates:
+    """Calls per second, of all clients together."""
+
+    admissions: list[float] = field(default_factory=list)
+    streams_beside: list[float] = field(default_factory=list)
+    """Empty streams, as many and in turn with those."""
+    rounds: list[float] = field(default_factory=list)
+    """Admissions that are given back before their client asks again."""
+    streams: list[float] = field(default_factory=list)
+
+
+async def _all_at_once(clients: Sequence[Client]) -> _Rates:
+    """Admissions alone, admissions with their giving back, and empty streams, in turn."""
+    rates = _Rates()
+    for number in range(-1, HELD_BURSTS):
+        held: list[grpc.aio.UnaryStreamCall] = []
+
+        async def keep(client: Client, request: AdmitRequest, held: list[grpc.aio.UnaryStreamCall] = held) -> None:
+            call, _ = await client.admit(request)
+            held.append(call)
+
+        admitted = await per_second(clients, keep, new_request, HELD)
+        for call in held:
+            call.cancel()
+        await clients[0].until_nothing_is_leased()
+        streamed = await per_second(clients, Client.read_empty_stream, empty_pb2.Empty, HELD)
+        if number >= 0:
+            rates.admissions.append(admitted)
+            rates.streams_beside.append(streamed)
     for number in range(-1, BURSTS):
-        admitted = await per_second(clients, Client.admit_and_leave, new_request, BURST)
+        gone_round = await per_second(clients, Client.admit_and_leave, new_request, BURST)
         await clients[0].until_nothing_is_leased()
         streamed = await per_second(clients, Client.read_empty_stream, empty_pb2.Empty, BURST)
         if number >= 0:
-            admissions.append(admitted)
-            streams.append(streamed)
-    return admissions, streams
+            rates.rounds.append(gone_round)
+            rates.streams.append(streamed)
+    return rates
 
 
-async def _measure(target: str, scratch: Path) -> tuple[_Times, tuple[list[float], list[float]]]:
+async def _measure(target: str, scratch: Path) -> tuple[_Times, _Rates]:
     async with connected(target) as (client,):
         times = await _one_at_a_time(client, scratch)
     async with connected(target, CLIENTS) as clients:
@@ -121,7 +155,7 @@ async def _measure(target: str, scratch: Path) -> tuple[_Times, tuple[list[float
 def run() -> Iterator[Comparison]:
     """One at a time and 32 at once, each against the empty stream; one raw sync stands beside them."""
     with running() as (target, scratch):
-        times, (admissions, streams) = asyncio.run(_measure(target, scratch))
+        times, rates = asyncio.run(_measure(target, scratch))
     floor = "an empty server stream on the same server with the same interceptors"
     yield Comparison(
         "admission, request to grant on disk (p50)", "ms", times.admissions, f"{floor} (p50)", times.streams,
@@ -138,7 +172,12 @@ def run() -> Iterator[Comparison]:
     yield Comparison(
         "a whole life: Admit, ActivateLease, ReleaseLease (p50)", "ms", times.lives, f"{floor} (p50)", times.streams, ""
     )
+    same = f"the same {CLIENTS} clients with the empty stream"
     yield Comparison(
-        f"durable admissions with {CLIENTS} clients in flight", "per s", admissions,
-        f"the same {CLIENTS} clients with the empty stream", streams, "at least 0.5", lambda ratio: ratio >= 0.5,
+        f"durable admissions with {CLIENTS} clients in flight", "per s", rates.admissions,
+        same, rates.streams_beside, "at least 0.5", lambda ratio: ratio >= 0.5,
+    )  # fmt: skip
+    yield Comparison(
+        "the same, each given back before its client asks again: two commits and a call that is cut off", "per s",
+        rates.rounds, same, rates.streams, "",
     )  # fmt: skip

@@ -55,6 +55,8 @@ ROWS_AT_ONCE = 64
 """Rows of one statement: twice what 32 calls in flight leave in a table, and far below what SQLite binds (999 values
 before 3.32)."""
 
+PUT_LEASE = "INSERT OR REPLACE INTO leases VALUES (?,?,?)"
+
 PROBE = "probe"
 """The record of a probe; one that was killed leaves it, and nothing reads it."""
 
@@ -132,7 +134,7 @@ class SqliteStore:
         with _as_store_errors(self._db):
             if len(writes) == 1 and isinstance(writes[0], PutLease):
                 # One statement is a transaction by itself: two fewer in the way of a grant.
-                self._put("leases", [_row_of(writes[0].lease)])
+                self._db.execute(PUT_LEASE, _row_of(writes[0].lease))
                 return
             self._db.execute("BEGIN IMMEDIATE")
             gathered: dict[str, dict[str, tuple[Any, ...] | None]] = {}
