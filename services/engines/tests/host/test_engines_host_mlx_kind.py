@@ -12,6 +12,7 @@ from weighbridge_engines.mlx_qwen.kind import MlxKind, classify
 from weighbridge_engines.supervisor.exits import ExitCause
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2, plan_pb2
+from weighbridge_proto.targets import MAX_SOCKET_PATH_BYTES
 
 
 def mlx_plan(**fields):
@@ -25,12 +26,22 @@ def test_the_child_is_our_runtime_on_a_private_socket_with_little_of_our_environ
     monkeypatch.setenv("WEIGHBRIDGE_OTLP_ENDPOINT", "http://127.0.0.1:4317")
     child = MlxKind(kernels=tmp_path / "kernels").launch(mlx_plan(), Path("/tmp/w")).child
     assert child.argv == (
-        sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime", "--socket", "/tmp/w/rt.sock",
+        sys.executable, "-m", "weighbridge_engines.mlx_qwen.runtime", "--socket", "/tmp/w/rt",
     )  # fmt: skip
     assert "SECRET_TOKEN" not in child.environ
     assert child.environ["TMPDIR"] == str(tmp_path / "kernels")  # MLX loads code from there
     assert child.environ["WEIGHBRIDGE_OTLP_ENDPOINT"] == "http://127.0.0.1:4317"
     assert MlxKind().slots(mlx_plan()) == 3
+
+
+def test_a_run_folder_in_which_the_service_can_listen_has_room_for_its_runtimes_socket_too(tmp_path):
+    """A service that starts must not find out at each load that the path of its runtime's socket is too long."""
+    run_dir = Path("/r" * 100)
+    while len(str(run_dir / "engine-mlx.sock")) > MAX_SOCKET_PATH_BYTES:
+        run_dir = Path(str(run_dir)[:-2])
+    workspace = run_dir / "mlx-0f0f0f"  # as residencies name theirs
+    socket = MlxKind(kernels=tmp_path / "kernels").launch(mlx_plan(), workspace).child.argv[-1]
+    assert Path(socket).parent == workspace
 
 
 def test_plans_that_it_cannot_start_are_refused():

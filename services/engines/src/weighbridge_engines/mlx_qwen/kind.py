@@ -134,7 +134,8 @@ class MlxKind:
 
     def launch(self, plan: fit_pb.PlanModelResponse, workspace: Path) -> KindLaunch:
         """The runtime on a private socket; it hears of the model only when it is ready."""
-        socket = check_socket_path(workspace / "rt.sock")
+        # So short that its path fits wherever that of the service's own socket does.
+        socket = check_socket_path(workspace / "rt")
         temporary = kernel_cache.private_folder(self._kernels, workspace)
         child = ChildSpec(
             name="mlx-runtime",
