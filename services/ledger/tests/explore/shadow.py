@@ -354,7 +354,10 @@ class Shadow:
         if growth.total_bytes or raised:
             assert holder.lease.state is LeaseState.ACTIVE, "who vacates does not grow"
             self._count_passes(list(self.scene.waiting.values()), growth)
-        holder.lease, holder.shrink_by, holder.was_asked_to_shrink = lease, None, False
+        holder.lease = lease
+        if after != before:
+            # A wish that is not heeded can change alone: that is no answer to what it was asked.
+            holder.shrink_by, holder.was_asked_to_shrink = None, False
         for pool in growth.pools:
             mine = self.scene.overruns.get(lease.lease_id, {}).get(pool, 0)
             most = self.scene.most(pool) + mine
