@@ -9,7 +9,6 @@ import socket
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from weighbridge_engines.supervisor.output import LineSplitter
@@ -17,6 +16,7 @@ from weighbridge_engines.supervisor.ports import free_loopback_port
 
 from services.engines.standins.ds4.behaviour import Behaviour
 from services.engines.standins.ds4.program import real_ds4_server, write_standin
+from services.engines.tests.http_answers import HttpAnswer
 
 PATIENCE_S = 60
 """How long anything may take on a busy machine before a test gives up on it."""
@@ -25,15 +25,8 @@ REAL_PATIENCE_S = 600
 """The real one reads six tokens in a minute on one core."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self):
-        return json.loads(self.body)
+class Answer(HttpAnswer):
+    """With what this server has in its answers."""
 
     @property
     def events(self) -> list[str]:
@@ -141,7 +134,7 @@ class Server:
         try:
             connection.request(method, path, body)
             response = connection.getresponse()
-            return Answer(response.status, dict(response.getheaders()), response.read())
+            return Answer.of(response)
         finally:
             connection.close()
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from weighbridge_engines.supervisor.ports import free_loopback_port
 
 from services.engines.standins.sd.behaviour import Behaviour
 from services.engines.standins.sd.program import real_sd_server, write_standin
+from services.engines.tests.http_answers import HttpAnswer
 
 PATIENCE_S = 90
 """How long anything may take on a busy machine before a test gives up on it."""
@@ -60,15 +60,8 @@ class Subject:
         return Server(program, arguments, free_loopback_port() if port is None else port, limit_bytes)
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self):
-        return json.loads(self.body)
+class Answer(HttpAnswer):
+    """With what this server has in its answers."""
 
     @property
     def pictures(self) -> list[bytes]:
@@ -173,7 +166,7 @@ class Server:
         connection = self.send(method, path, body, **headers)
         try:
             response = connection.getresponse()
-            return Answer(response.status, dict(response.getheaders()), response.read())
+            return Answer.of(response)
         finally:
             connection.close()
 
