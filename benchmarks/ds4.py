@@ -1,7 +1,8 @@
 """Chats through the whole suite against the same ds4-server asked directly over HTTP, in turn.
 
 The server is the project's stand-in, which paces its tokens as told: what is measured is what the suite adds to a
-model that makes 30 tokens a second, or 200. Nothing here says anything of ds4's own speed.
+model that makes 30 tokens a second, or 200. How fast it really made them when it was asked directly is printed first:
+a baseline that is itself late would flatter the suite. Nothing here says anything of ds4's own speed.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ BURST_TOKENS = 1000
 BURST_ROUNDS = 15
 PROMPT = "Tell me of a weighbridge."
 MOST_LATER_MS = 5.0
+PACE_SHARE = 0.02
+"""How far from what it was told the stand-in may pace."""
 DIRECTLY = "the same stand-in asked directly over HTTP"
 
 
@@ -89,6 +92,16 @@ def _no_later(baseline: list[float]) -> Callable[[float], bool]:
     return lambda ratio: (ratio - 1) * usual_ms <= MOST_LATER_MS
 
 
+def paced(pace: int, rates: list[float]) -> Comparison:
+    """How fast the stand-in made its tokens when it was asked directly, beside what it was told."""
+    return Comparison(
+        f"tokens per second of the stand-in itself, told to make {pace} a second", "tokens/s",
+        rates, "what it was told", [float(pace)],
+        f"{1 - PACE_SHARE:g} to {1 + PACE_SHARE:g}, or the baseline is unsound",
+        lambda ratio: abs(ratio - 1) <= PACE_SHARE,
+    )  # fmt: skip
+
+
 def run() -> Iterator[Comparison]:
     """Tokens per second and time to the first, at two paces; and as fast as it goes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -100,6 +113,7 @@ def run() -> Iterator[Comparison]:
             for pace, tokens in PACES:
                 program.becomes(rate=pace, tokens=tokens, reasoning="")
                 ours, theirs = asyncio.run(_in_turn(suite, models, tokens, ROUNDS))
+                yield paced(pace, [answer.rate for answer in theirs])
                 yield Comparison(
                     f"tokens per second through the suite, paced at {pace} a second", "tokens/s",
                     [answer.rate for answer in ours], DIRECTLY, [answer.rate for answer in theirs],

@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 from benchmarks.__main__ import SUITES
+from benchmarks.ds4 import paced
 from benchmarks.measure import Comparison, quantile, render
 
 
@@ -33,6 +34,11 @@ def test_a_goal_is_told_with_what_became_of_it() -> None:
     missed = Comparison("x", "per s", [2.0], "y", [5.0], "at least 0.5", lambda ratio: ratio >= 0.5)
     assert missed.met is False
     assert "0.40 x against y  goal: at least 0.5  [MISSED]" in render(missed)
+
+
+@pytest.mark.parametrize(("rates", "met"), [([29.9, 30.0, 30.2], True), ([29.0, 29.1, 30.0], False)])
+def test_a_stand_in_that_does_not_pace_as_told_is_no_sound_baseline(rates, met) -> None:
+    assert paced(30, rates).met is met
 
 
 @pytest.mark.parametrize("name", SUITES)
