@@ -369,11 +369,22 @@ async def test_a_probe_that_hangs_is_given_up_and_not_started_twice() -> None:
 
 
 async def test_a_probe_that_breaks_is_unknown_and_said() -> None:
+    reads = 0
+
     def read() -> Readings:
+        nonlocal reads
+        reads += 1
         raise OSError("driver gone")
 
-    live = await MachineProbe(interpret(READINGS), read).live()
-    assert (live.host_free_bytes, [finding.reason for finding in live.findings]) == (None, ["PROBE_FAILED"])
+    clock = Clock()
+    probe = MachineProbe(interpret(READINGS), read, clock=clock)
+    for _ in range(3):
+        live = await probe.live()
+        assert (live.host_free_bytes, [finding.reason for finding in live.findings]) == (None, ["PROBE_FAILED"])
+    assert reads == 1, "no oftener than one that answers"
+    clock.now += 1
+    await probe.live()
+    assert reads == 2
 
 
 async def test_a_card_that_stops_answering_stays_and_is_unknown() -> None:

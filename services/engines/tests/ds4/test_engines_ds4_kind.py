@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from weighbridge_engines.ds4 import binary, lock
+from weighbridge_engines.ds4 import binary, checkpoints, lock
 from weighbridge_engines.ds4.kind import Ds4Kind
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
@@ -173,6 +173,19 @@ def test_conversations_go_to_a_folder_of_this_model_s_own(kind_of, tmp_path: Pat
     assert folder.parent == tmp_path / "kv"
     assert folder.name.endswith("-4096-cuda")
     assert folder.is_dir()
+
+
+def test_a_model_on_a_broken_disk_is_told_as_that(
+    kind_of, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_model: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    kind = described(kind_of())
+    monkeypatch.setattr(checkpoints, "fingerprint", broken)
+    code, reason, message = refusal(kind.launch, plan_of(model, "--kv-disk-space-mb", "16384"), tmp_path)
+    assert (code, reason) == (grpc.StatusCode.INTERNAL, "ENGINE_START_FAILED")
+    assert message.startswith(f"The model file {model} cannot be read (Input/output error).")
 
 
 def test_it_is_given_as_many_requests_as_it_holds_conversations(kind_of, model: Path) -> None:

@@ -53,10 +53,18 @@ def folder(root: Path, model_digest: str, model: Path, chunk_tokens: int, comput
         compute: metal, cuda or cpu. Likewise.
 
     Raises:
-        RequestError: INTERNAL ENGINE_START_FAILED: it cannot be made, or is another user's.
+        RequestError: INTERNAL ENGINE_START_FAILED: it cannot be made, is another user's, or the model is not readable.
     """
     try:
-        whose = hashlib.sha256(f"{model_digest}\n{fingerprint(model)}".encode()).hexdigest()[:24]
+        revision = fingerprint(model)
+    except OSError as error:
+        raise RequestError(
+            grpc.StatusCode.INTERNAL,
+            "ENGINE_START_FAILED",
+            f"The model file {model} cannot be read ({error.strerror}). See to its disk, or pull it again.",
+        ) from error
+    try:
+        whose = hashlib.sha256(f"{model_digest}\n{revision}".encode()).hexdigest()[:24]
         made = root / f"{whose}-{chunk_tokens}-{compute}"
         # A root may be a link to another disk. One that others own could be changed under us.
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +15,9 @@ from weighbridge_proto.memory.v1 import process_pb2, requirement_pb2
 REFUSE_PERCENT = 110
 KILL_PERCENT = 125
 """Design, engines: at 110 % of the grant no new work, at 125 % the engine is killed."""
+
+_MEASURING = ThreadPoolExecutor(max_workers=1, thread_name_prefix="footprint")
+"""Not the event loop's own threads: a few large chats that are being checked would keep an engine unmeasured."""
 
 _log = structlog.get_logger(__name__)
 
@@ -151,7 +155,7 @@ class Footprint:
         Never raises: where it cannot be measured now (no file descriptor left), what was measured last stands.
         """
         try:
-            now, peak = await asyncio.to_thread(self._read)
+            now, peak = await asyncio.get_running_loop().run_in_executor(_MEASURING, self._read)
         except Exception as error:
             _log.warning("footprint_unmeasured", **describe_error(error))
             return self.now_bytes

@@ -77,7 +77,7 @@ def read(data: bytes, field: str, mode: Mode = "RGB") -> Image.Image:
     if not data:
         raise _invalid(field, "has no data")
     if len(data) > MOST_BYTES:
-        raise _invalid(field, f"has {len(data):,} bytes; at most {MOST_BYTES:,} are taken")
+        raise _invalid(field, f"is larger than {MOST_BYTES >> 20} MiB, the most that is taken")
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
             _refuse_unfit(opened, field)

@@ -145,7 +145,7 @@ class MachineProbe:
         except TimeoutError:
             return TIMED_OUT
         except Exception:  # Whatever a driver's bindings raise: free memory is unknown, and nothing else fails.
-            return FAILED
+            live = FAILED
         self._latest = (self._clock(), live)
         return live
 

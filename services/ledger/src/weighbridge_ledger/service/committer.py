@@ -213,12 +213,7 @@ class Committer:
         has_room: bool,
         answers: list[tuple[asyncio.Future[Any], Any, Exception | None]],
     ) -> None:
-        if error is not None and not self.failing:
-            _log.error("store_unwritable", **describe_error(error))
-            self.failing = True
-        elif has_room and self.failing:
-            _log.info("store_writable_again")
-            self.failing = False
+        failed_before, self.failing = self.failing, error is not None or (self.failing and not has_room)
         self._behind = error is not None
         self.batches += 1
         self._crowded = len(batch.waiters) > 1
@@ -227,18 +222,22 @@ class Committer:
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(error)
-        try:
-            self._on_batch(batch, error)
-        finally:
-            # Not before: what the listeners decided has gathered, and goes to the disk together.
-            self._at_work = None
-            self._hand_over()
         for future, value, problem in answers:
             if not future.done():
                 if problem is None:
                     future.set_result(value)
                 else:
                     future.set_exception(problem)
+        try:
+            self._on_batch(batch, error)
+        finally:
+            # Not before: what the listeners decided has gathered, and goes to the disk together.
+            self._at_work = None
+            self._hand_over()
+        if error is not None and not failed_before:
+            _log.error("store_unwritable", **describe_error(error))
+        elif failed_before and not self.failing:
+            _log.info("store_writable_again")
 
 
 def _record_of(write: AnyWrite) -> Hashable:
