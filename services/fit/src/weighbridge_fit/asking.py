@@ -19,8 +19,7 @@ from weighbridge_fit.facts import WeightFacts
 from weighbridge_fit.model import MAIN, Model
 from weighbridge_fit.models_root import ModelNotFoundError
 from weighbridge_fit.reading import HeaderReader
-from weighbridge_fit.recognise.image_parts import is_in_parts, roles_of
-from weighbridge_fit.recognise.stable_diffusion import Part
+from weighbridge_fit.recognise.image_parts import may_be_in_parts, roles_of
 from weighbridge_fit.tally import joined
 from weighbridge_fit.wire.facts import UnpriceableFactsError, facts_from
 
@@ -115,11 +114,11 @@ class ModelDesk:
             raise malformed(error) from error
 
     async def _in_parts(self, folder: Path, whole: WeightFacts) -> Model | None:
-        """A folder of an image model's parts, each as the engine would open it; None for any other folder or file.
+        """A folder of an image model's files, each as the engine would open it; None for any other folder or file.
 
         Raises WeightError.
         """
-        if not is_in_parts(whole):
+        if not may_be_in_parts(whole) or not await asyncio.to_thread(folder.is_dir):
             return None
         try:
             found = {file.name: await self._reader.resolve(str(folder / file.name)) for file in whole.files}
@@ -129,10 +128,9 @@ class ModelDesk:
         roles = roles_of(by_name)
         if roles is None:
             return None
-        facts = {MAIN if role == Part.DIFFUSION_MODEL else role: by_name[name] for role, name in roles.items()}
-        paths = {MAIN if role == Part.DIFFUSION_MODEL else role: str(folder / name) for role, name in roles.items()}
-        main = replace(facts.pop(MAIN), name=whole.name)
-        return Model(main, facts, paths)
+        companions = {role: by_name[name] for role, name in roles.items() if role != MAIN}
+        paths = {role: str(folder / name) for role, name in roles.items()}
+        return Model(replace(by_name[roles[MAIN]], name=whole.name), companions, paths)
 
 
 def all_facts(model: Model) -> WeightFacts:

@@ -8,7 +8,6 @@ from weighbridge_proto.fit.v1 import plan_pb2
 
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.facts import Role, WeightFormat
-from weighbridge_fit.laws.sd_shapes import ARCHITECTURES
 from weighbridge_fit.lines import Requirement
 from weighbridge_fit.model import Model
 from weighbridge_fit.off_loop import stop_if_abandoned
@@ -19,7 +18,7 @@ from weighbridge_fit.plans.sd.architecture import architecture_of_model
 from weighbridge_fit.plans.sd.launch import PART_FLAGS
 from weighbridge_fit.plans.sd.options import SdRequest, SdShape
 from weighbridge_fit.plans.sd.plan import plan
-from weighbridge_fit.plans.sd.profiles import profile_for
+from weighbridge_fit.plans.sd.profiles import is_rendered, profile_for
 from weighbridge_fit.plans.sd.rendering import SdPlan
 from weighbridge_fit.plans.sd.sizes import Tier, multiple_of, side_range, tier_size
 from weighbridge_fit.recognise.stable_diffusion import Part as Component
@@ -53,7 +52,7 @@ class SdFamily:
         facts = model.facts
         if facts.format not in _FILE_FORMATS or facts.role is not Role.MODEL:
             return False
-        return architecture_of_model(model) in ARCHITECTURES
+        return is_rendered(architecture_of_model(model))
 
     def request(self, workload: plan_pb2.Workload, options: plan_pb2.EngineOptions) -> SdRequest:
         """What is asked for."""

@@ -180,6 +180,8 @@ def standalone_component(tensors: Sequence[TensorFact]) -> str:
     part = max(found, key=lambda name: found[name])
     if found[part] * 10 < 9 * sum(found.values()):
         return ""
+    if part != Part.DIFFUSION_MODEL and Part.DIFFUSION_MODEL in found and architecture_of(tensors):
+        return ""  # a checkpoint, however few of its tensors are the diffusion model's
     if part == Part.CLIP_L and (Part.CLIP_G in found or _CLIP_G_WIDTH in widths):
         return Part.CLIP_G
     if part == Part.DIFFUSION_MODEL and not architecture_of(tensors):

@@ -58,6 +58,11 @@ def catalogue_ids() -> tuple[str, ...]:
     return tuple(_document()["models"])
 
 
+def is_rendered(architecture: str) -> bool:
+    """Whether sd-server is known to render an architecture, its buffers measured or not."""
+    return architecture in _document()["architectures"]
+
+
 def _variant(model: Model, architecture: str) -> dict[str, Any]:
     """What tells models of one architecture apart: the first rule that fits."""
     name = _file_name(model)
