@@ -1,5 +1,6 @@
 """`image` against a fake engine: its request, its files, its words and exit codes."""
 
+import errno
 import json
 import os
 import signal
@@ -227,6 +228,84 @@ def test_images_that_came_whole_before_a_failure_stand(image_suite: Any, folder:
     image_suite.state.failures["AfterImages"] = late
     assert run("/m", "a fox").exit_code == 1
     assert files(folder) == {"a-fox.png": FIRST}
+
+
+class FullDisk:
+    """A disk with room for so many bytes: what is written beyond them fails as on Linux, a part of it there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room_bytes: int) -> None:
+        self.room_bytes = room_bytes
+        really_open = Path.open
+
+        def opened(path: Path, mode: str = "r", **how: Any) -> Any:
+            file = really_open(path, mode, **how)
+            return NoMoreThan(file, self) if mode == "xb" else file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+
+class NoMoreThan:
+    """A file on a :class:`FullDisk`."""
+
+    def __init__(self, file: Any, disk: FullDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def __enter__(self) -> "NoMoreThan":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        written = data[: self._disk.room_bytes]
+        self._file.write(written)
+        self._disk.room_bytes -= len(written)
+        if len(written) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_keeps_what_was_written_and_tells_how_to_get_the_rest(
+    image_suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FullDisk(monkeypatch, len(FIRST) + len(SECOND) // 2)
+    done = run("/m", "a fox", "-o", "fox.png", "--count", "3")
+    assert done.exit_code == 1
+    assert files(folder) == {"fox-1.png": FIRST}, "no half image, by no name"
+    assert done.stdout == "fox-1.png\n"
+    # The first image's seed is 41, and each further one's is by one more.
+    assert done.stderr.splitlines()[-1] == (
+        "fox-2.png and fox-3.png cannot be written: the disk is full. fox-1.png is kept. Make room there, or name "
+        "another place with -o: the same command with --seed 42 --count 2 renders them again."
+    )
+
+
+def test_an_image_that_cannot_be_written_is_named_with_the_cause(
+    image_suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*path: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (folder / "fox.png").write_bytes(b"mine")
+    monkeypatch.setattr(Path, "replace", refuse)
+    done = run("/m", "a fox", "-o", "fox.png", "--force", "--json")
+    assert done.exit_code == 1
+    assert files(folder) == {"fox.png": b"mine"}
+    assert [next(iter(json.loads(line))) for line in done.stdout.splitlines()][-1] == "finished", "and no image"
+    assert done.stderr == (
+        "fox.png cannot be written: Permission denied. No image is kept. Put that right, or name another place with -o: "
+        "the same command with --seed 41 renders it again.\n"
+    )
+
+
+def test_a_render_that_fails_after_a_full_disk_tells_of_the_disk(
+    image_suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FullDisk(monkeypatch, 0)
+    image_suite.state.failures["AfterImages"] = RequestError(grpc.StatusCode.INTERNAL, "ENGINE_ERROR", "It broke.")
+    done = run("/m", "a fox", "-o", "fox.png", "--seed", "7")
+    assert (done.exit_code, files(folder)) == (1, {})
+    assert "fox.png cannot be written: the disk is full." in done.stderr and "with --seed 7 renders" in done.stderr
+    assert "the same command renders it again" in run("/m", "a fox", "-o", "fox.png").stderr, "nothing told the seed"
 
 
 @pytest.mark.parametrize("missing", ["finished", "last"])

@@ -12,13 +12,13 @@ from weighbridge_proto.engines.v1 import image_service_pb2
 
 from weighbridge.cli.arguments import QUALITY_OF_NAME, PixelsParam, engine_options, image_workload
 from weighbridge.cli.image_display import RenderDisplay, finished_line, size_line
-from weighbridge.cli.image_files import SUFFIXES, PictureFiles, choose_format
+from weighbridge.cli.image_files import SUFFIXES, PictureFiles, choose_format, unwritten_words
 from weighbridge.cli.image_preview import preview, protocol
 from weighbridge.cli.output import console, print_json, say
 from weighbridge.cli.running import CommandError, cancelled_by_signals, engine_kinds_here, open_suite, run_command
 from weighbridge.client import Suite
 from weighbridge.engine_client import Engine
-from weighbridge.failures import ExitCode
+from weighbridge.failures import CallError, ExitCode
 from weighbridge.pictures import Picture, with_pictures
 from weighbridge.sizes import format_size
 
@@ -155,32 +155,78 @@ async def render(
     previews: bool,
     json_output: bool,
 ) -> list[Path]:
-    """Render into ``files``; names of images go to standard output, everything else to standard error."""
+    """Render into ``files``; names of images go to standard output, everything else to standard error.
+
+    Raises:
+        CallError: the render failed.
+        CommandError: an image could not be written. Those before it stand.
+    """
     to = console(stderr=True)
-    paths: list[Path] = []
-    pictures: list[Picture] = []
+    kept = _Kept(files, json_output=json_output)
+    seed = request.seed if request.HasField("seed") else None
     async with nullcontext() if json_output else RenderDisplay(to, engine) as display:
-        async for event in with_pictures(engine.generate_image(request)):
-            if isinstance(event, Picture):
-                path, replaced = files.save(event.index, event.data)
-                paths.append(path)
-                pictures.append(event)
-                if json_output:
-                    print_json({"image": _image_json(event, path, replaced=replaced)}, one_line=True)
-                elif replaced:
-                    say(f"Replaced {path}.")
-                continue
-            if display is None:
-                print_json(event, one_line=True)
-                continue
-            await display.show(event)
-            if event.WhichOneof("event") == "finished":
-                if previews:
-                    _show(to, pictures, event.finished)
-                for path in paths:
-                    click.echo(str(path))
-                _say_how_it_went(request, event.finished, len(paths))
-    return paths
+        try:
+            async for event in with_pictures(engine.generate_image(request)):
+                if isinstance(event, Picture):
+                    kept.take(event)
+                    continue
+                finished = event.finished if event.HasField("finished") else None
+                seed = finished.seed if finished else seed
+                if display is None:
+                    print_json(event, one_line=True)
+                    continue
+                await display.show(event)
+                if finished:
+                    if previews:
+                        _show(to, kept.pictures, finished)
+                    for path in kept.paths:
+                        click.echo(str(path))
+                    _say_how_it_went(request, finished, request.size.batch)
+        except CallError:
+            kept.check_all(seed)
+            raise
+    kept.check_all(seed)
+    return kept.paths
+
+
+class _Kept:
+    """The images of one render that are written, up to the first that cannot be."""
+
+    def __init__(self, files: PictureFiles, *, json_output: bool) -> None:
+        self._files = files
+        self._json_output = json_output
+        self._error: OSError | None = None
+        self.pictures: list[Picture] = []
+        self.paths: list[Path] = []
+
+    def take(self, picture: Picture) -> None:
+        """Write an image, and say so."""
+        if self._error is not None:
+            return
+        try:
+            path, replaced = self._files.save(picture.index, picture.data)
+        except OSError as error:
+            self._error = error  # raised when the render is over, which tells the seed
+            return
+        self.paths.append(path)
+        self.pictures.append(picture)
+        if self._json_output:
+            print_json({"image": _image_json(picture, path, replaced=replaced)}, one_line=True)
+        elif replaced:
+            say(f"Replaced {path}.")
+
+    def check_all(self, seed: int | None) -> None:
+        """All images are written. ``seed``: of the first one; None: it is not known.
+
+        Raises:
+            CommandError: one is not.
+        """
+        if self._error is None:
+            return
+        count = len(self.paths)
+        missing = self._files.paths[count:]
+        first = None if seed is None else seed + count
+        raise CommandError(unwritten_words(self._error, missing, self.paths, first)) from self._error
 
 
 def _say_how_it_went(

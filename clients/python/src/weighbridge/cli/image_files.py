@@ -1,6 +1,7 @@
 """Where rendered pictures go: names that take nobody's place unasked, and files that are whole or not there."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -80,6 +81,11 @@ class PictureFiles:
         for path in self._paths:
             self._refuse_taken(path)
 
+    @property
+    def paths(self) -> Sequence[Path]:
+        """The file that is meant for each picture."""
+        return self._paths
+
     def save(self, index: int, data: bytes) -> tuple[Path, bool]:
         """Write picture ``index``; its file, and whether it replaced another.
 
@@ -129,6 +135,34 @@ class PictureFiles:
             raise CommandError(f"{path} is there already. --force replaces it.", ExitCode.USAGE)
         if not path.is_file() or path.is_symlink():
             raise CommandError(f"{path} is no ordinary file, and is not replaced.", ExitCode.USAGE)
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def unwritten_words(error: OSError, unwritten: Sequence[Path], kept: Sequence[Path], seed: int | None) -> str:
+    """What a picture that could not be written means for the person who asked for it.
+
+    Args:
+        error: why the first one could not.
+        unwritten: the files that are not there, in a row.
+        kept: those that are.
+        seed: of the first one that is not there; None: it is not known.
+    """
+    why = "the disk is full" if error.errno in _FULL else error.strerror or type(error).__name__
+    remedy = "Make room there" if error.errno in _FULL else "Put that right"
+    them = "it" if len(unwritten) == 1 else "them"
+    count = "" if len(unwritten) == 1 else f" --count {len(unwritten)}"
+    with_seed = "" if seed is None else f" with --seed {seed}{count}"
+    return (
+        f"{_listed(unwritten)} cannot be written: {why}. {_listed(kept) if kept else 'No image'} "
+        f"{'are' if len(kept) > 1 else 'is'} kept. {remedy}, or name another place with -o: "
+        f"the same command{with_seed} renders {them} again."
+    )
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return " and ".join(", ".join(map(str, part)) for part in (paths[:-1], paths[-1:]) if part)
 
 
 def _is_folder(output: str) -> bool:
