@@ -264,19 +264,29 @@ class NoMoreThan:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        # The first image's seed is 41, and each further one's is by one more.
+        (0, "fox-1.png, fox-2.png and fox-3.png cannot be written: the disk is full. No image is kept. Make room there, or "
+            "name another place with -o: the same command with --seed 41 renders them again."),
+        (1, "fox-2.png and fox-3.png cannot be written: the disk is full. fox-1.png is kept. Make room there, or name "
+            "another place with -o: the same command with --seed 42 --count 2 renders them again."),
+        (2, "fox-3.png cannot be written: the disk is full. fox-1.png and fox-2.png are kept. Make room there, or name "
+            "another place with -o: the same command with --seed 43 --count 1 renders it again."),
+    ],
+)  # fmt: skip
 def test_a_full_disk_keeps_what_was_written_and_tells_how_to_get_the_rest(
-    image_suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    image_suite: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kept: int, told: str
 ) -> None:
-    FullDisk(monkeypatch, len(FIRST) + len(SECOND) // 2)
+    rendered = {"fox-1.png": FIRST, "fox-2.png": SECOND, "fox-3.png": THIRD}
+    there = dict(list(rendered.items())[:kept])
+    FullDisk(monkeypatch, sum(map(len, there.values())) + len(FIRST) // 2)
     done = run("/m", "a fox", "-o", "fox.png", "--count", "3")
     assert done.exit_code == 1
-    assert files(folder) == {"fox-1.png": FIRST}, "no half image, by no name"
-    assert done.stdout == "fox-1.png\n"
-    # The first image's seed is 41, and each further one's is by one more.
-    assert done.stderr.splitlines()[-1] == (
-        "fox-2.png and fox-3.png cannot be written: the disk is full. fox-1.png is kept. Make room there, or name "
-        "another place with -o: the same command with --seed 42 --count 2 renders them again."
-    )
+    assert files(folder) == there, "no half image, by no name"
+    assert done.stdout.split() == list(there)
+    assert done.stderr.splitlines()[-1] == told
 
 
 def test_an_image_that_cannot_be_written_is_named_with_the_cause(

@@ -152,7 +152,7 @@ def unwritten_words(error: OSError, unwritten: Sequence[Path], kept: Sequence[Pa
     why = "the disk is full" if error.errno in _FULL else error.strerror or type(error).__name__
     remedy = "Make room there" if error.errno in _FULL else "Put that right"
     them = "it" if len(unwritten) == 1 else "them"
-    count = "" if len(unwritten) == 1 else f" --count {len(unwritten)}"
+    count = f" --count {len(unwritten)}" if kept else ""  # without it the same command renders all
     with_seed = "" if seed is None else f" with --seed {seed}{count}"
     return (
         f"{_listed(unwritten)} cannot be written: {why}. {_listed(kept) if kept else 'No image'} "
