@@ -268,8 +268,8 @@ class NoMoreThan:
     ("kept", "told"),
     [
         # The first image's seed is 41, and each further one's is by one more.
-        (0, "fox-1.png, fox-2.png and fox-3.png cannot be written: the disk is full. No image is kept. Make room there, or "
-            "name another place with -o: the same command with --seed 41 renders them again."),
+        (0, "fox-1.png, fox-2.png and fox-3.png cannot be written: the disk is full. No image is kept. Make room there, "
+            "or name another place with -o: the same command with --seed 41 renders them again."),
         (1, "fox-2.png and fox-3.png cannot be written: the disk is full. fox-1.png is kept. Make room there, or name "
             "another place with -o: the same command with --seed 42 --count 2 renders them again."),
         (2, "fox-3.png cannot be written: the disk is full. fox-1.png and fox-2.png are kept. Make room there, or name "
@@ -302,8 +302,8 @@ def test_an_image_that_cannot_be_written_is_named_with_the_cause(
     assert files(folder) == {"fox.png": b"mine"}
     assert [next(iter(json.loads(line))) for line in done.stdout.splitlines()][-1] == "finished", "and no image"
     assert done.stderr == (
-        "fox.png cannot be written: Permission denied. No image is kept. Put that right, or name another place with -o: "
-        "the same command with --seed 41 renders it again.\n"
+        "fox.png cannot be written: Permission denied. No image is kept. Put that right, or name another place with "
+        "-o: the same command with --seed 41 renders it again.\n"
     )
 
 
