@@ -268,8 +268,8 @@ class NoMoreThan:
     ("kept", "told"),
     [
         # The first image's seed is 41, and each further one's is by one more.
-        (0, "fox-1.png, fox-2.png and fox-3.png cannot be written: the disk is full. No image is kept. Make room there, "
-            "or name another place with -o: the same command with --seed 41 renders them again."),
+        (0, "fox-1.png, fox-2.png and fox-3.png cannot be written: the disk is full. No image is kept. Make room "
+            "there, or name another place with -o: the same command with --seed 41 renders them again."),
         (1, "fox-2.png and fox-3.png cannot be written: the disk is full. fox-1.png is kept. Make room there, or name "
             "another place with -o: the same command with --seed 42 --count 2 renders them again."),
         (2, "fox-3.png cannot be written: the disk is full. fox-1.png and fox-2.png are kept. Make room there, or name "
