@@ -2,7 +2,10 @@
 it ends. Against the stand-in; the behaviour suite holds that to the real one."""
 
 import asyncio
+import base64
 import contextlib
+import itertools
+import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,7 +18,7 @@ from PIL import Image
 from weighbridge_engines.host.kind import EngineLostError
 from weighbridge_engines.models import tiny_sd
 from weighbridge_engines.sd_server import pictures
-from weighbridge_engines.sd_server.client import OtherServerError, SdServerClient
+from weighbridge_engines.sd_server.client import CONNECTIONS_TRIED, OtherServerError, SdServerClient
 from weighbridge_engines.sd_server.jobs import Rendered, RenderJob, RenderProgress
 from weighbridge_engines.sd_server.kind import SdKind
 from weighbridge_engines.supervisor.child import Child, spawn
@@ -26,6 +29,7 @@ from weighbridge_proto.fit.v1 import fit_service_pb2 as fit_pb
 from services.engines.standins.sd.behaviour import Behaviour
 from services.engines.standins.sd.program import write_standin
 
+PNG = b"\x89PNG\r\n\x1a\n of our server"
 JOB = RenderJob("a cat", "", 64, 64, 1, 3, 1.0, 7)
 
 
@@ -157,6 +161,42 @@ async def test_a_server_on_our_port_that_is_not_ours_is_not_spoken_to(start) -> 
                 await stranger.render(JOB)
         finally:
             await stranger.aclose()
+
+
+@pytest.mark.parametrize("strangers", [0, 3, CONNECTIONS_TRIED])
+async def test_a_render_goes_to_our_server_however_many_connections_lead_to_another(strangers: int) -> None:
+    """The kernel deals connections out between two servers that share a port."""
+    connections = itertools.count()
+    rendered_by: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = "stranger" if next(connections) < strangers else "weighbridge-of-us"
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if head.startswith(b"post"):
+                    length = next(line for line in head.splitlines() if line.startswith(b"content-length:"))
+                    await reader.readexactly(int(length.partition(b":")[2]))
+                    rendered_by.append(name)
+                    body = json.dumps({"images": [base64.b64encode(PNG).decode()]}).encode()
+                else:
+                    body = json.dumps([{"name": name}]).encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+                await writer.drain()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = SdServerClient(port, "weighbridge-of-us")
+        try:
+            if strangers < CONNECTIONS_TRIED:
+                assert await client.render(JOB) == (PNG,)
+                assert rendered_by == ["weighbridge-of-us"]
+            else:
+                with pytest.raises(EngineLostError, match=f"another program answers on its port, {port}"):
+                    await client.render(JOB)
+                assert rendered_by == []
+        finally:
+            await client.aclose()
 
 
 async def test_a_server_on_our_port_that_answers_with_no_json_is_not_ours() -> None:

@@ -4,7 +4,7 @@ sd-server says that it listens before it has bound its port, ends with 0 where t
 another sd-server without a word (SO_REUSEPORT): 40 requests to two of them were split 26 to 14 (2026-11-30). So an
 answer alone proves nothing. Ours is known by a file in the folder of adapters that was made for it alone, with a random
 name: its list of adapters has it. Renders go over a connection of their own that was asked for that name just
-before, so that no other server can come between.
+before, so that no other server can come between; one that leads to another server is left for a new one.
 """
 
 import asyncio
@@ -21,6 +21,10 @@ from weighbridge_engines.sd_server.jobs import RenderJob
 
 PROBE_TIMEOUT_S = 5.0
 """Its GETs are answered in milliseconds, also while it renders."""
+
+CONNECTIONS_TRIED = 10
+"""For a render, while they lead to another server. The kernel deals new ones out among those that share a port: between
+two, one render in 1024 finds none of its own."""
 
 LAST_ON_ITS_CONNECTION = {"Connection": "close"}
 """sd-server writes the head and the body of an answer in two, and Nagle's algorithm holds the second back until the
@@ -64,7 +68,10 @@ class SdServerClient:
             trust_env=False,
             timeout=PROBE_TIMEOUT_S,
         )
-        self._renders = httpx2.AsyncClient(
+        self._renders = self._one_connection()
+
+    def _one_connection(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
             base_url=self._http.base_url,
             trust_env=False,
             timeout=httpx2.Timeout(PROBE_TIMEOUT_S, read=None),
@@ -85,7 +92,7 @@ class SdServerClient:
         if not isinstance(loras, list) or not any(
             isinstance(entry, dict) and entry.get("name") == self._token for entry in loras
         ):
-            raise OtherServerError(f"another server answers on port {self._port}")
+            raise OtherServerError(f"another program answers on its port, {self._port}: end that, or load again")
         return True
 
     async def capabilities(self) -> dict[str, Any]:
@@ -117,16 +124,30 @@ class SdServerClient:
             # Before the other two: between them there must be no time for the connection to be closed.
             body = await asyncio.to_thread(_body, job)
             try:
-                await self._is_ours(self._renders)
+                await self._connect_to_ours()
                 response = await self._renders.post(path, json=body, headers=LAST_ON_ITS_CONNECTION)
             except (httpx2.HTTPError, OtherServerError) as error:
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-                raise EngineLostError(f"the connection broke ({type(error).__name__})") from error
+                broke = f"the connection broke ({type(error).__name__})"
+                raise EngineLostError(str(error) if isinstance(error, OtherServerError) else broke) from error
             span.set_attribute("http.response.status_code", response.status_code)
             if response.status_code != httpx2.codes.OK:
                 span.set_status(Status(StatusCode.ERROR))
                 raise RenderRefusedError(response.status_code, _message_of(response))
             return await asyncio.to_thread(_pictures, response)
+
+    async def _connect_to_ours(self) -> None:
+        """Have the connection for renders lead to our server. Raises as :meth:`is_ours`."""
+        for left in reversed(range(CONNECTIONS_TRIED)):
+            try:
+                await self._is_ours(self._renders)
+                return
+            except OtherServerError:
+                if not left:
+                    raise
+                await self._renders.aclose()
+                if not self._http.is_closed:  # else the model is being unloaded, and the next try says so
+                    self._renders = self._one_connection()
 
     async def aclose(self) -> None:
         """Close the connection."""
