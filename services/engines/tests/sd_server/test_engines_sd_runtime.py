@@ -189,6 +189,8 @@ async def test_a_render_goes_to_our_server_however_many_connections_lead_to_anot
         client = SdServerClient(port, "weighbridge-of-us")
         try:
             if strangers < CONNECTIONS_TRIED:
+                assert await client.is_ours(), "a living server is not taken for a dead one"
+                connections = itertools.count()
                 assert await client.render(JOB) == (PNG,)
                 assert rendered_by == ["weighbridge-of-us"]
             else:

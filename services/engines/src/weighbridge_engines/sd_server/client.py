@@ -10,6 +10,7 @@ before, so that no other server can come between; one that leads to another serv
 import asyncio
 import base64
 import binascii
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -23,8 +24,8 @@ PROBE_TIMEOUT_S = 5.0
 """Its GETs are answered in milliseconds, also while it renders."""
 
 CONNECTIONS_TRIED = 10
-"""For a render, while they lead to another server. The kernel deals new ones out among those that share a port: between
-two, one render in 1024 finds none of its own."""
+"""While they lead to another server. The kernel deals new ones out among those that share a port: between two, one
+question in 1024 does not come to ours."""
 
 LAST_ON_ITS_CONNECTION = {"Connection": "close"}
 """sd-server writes the head and the body of an answer in two, and Nagle's algorithm holds the second back until the
@@ -62,42 +63,35 @@ class SdServerClient:
     def __init__(self, port: int, token: str) -> None:
         self._token = token
         self._port = port
-        self._http = httpx2.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
-            # A proxy of the environment has no business between us and loopback.
-            trust_env=False,
-            timeout=PROBE_TIMEOUT_S,
-        )
-        self._renders = self._one_connection()
-
-    def _one_connection(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
-            base_url=self._http.base_url,
-            trust_env=False,
-            timeout=httpx2.Timeout(PROBE_TIMEOUT_S, read=None),
-            limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1),
+        self._probes = _Line(port, httpx2.Timeout(PROBE_TIMEOUT_S), httpx2.Limits())
+        self._renders = _Line(
+            port,
+            httpx2.Timeout(PROBE_TIMEOUT_S, read=None),
+            httpx2.Limits(max_connections=1, max_keepalive_connections=1),
         )
 
     async def is_ours(self) -> bool:
-        """Whether our server answers.
+        """Whether our server answers. The next question goes to the one that did.
 
         Raises:
-            OtherServerError: another one does.
+            OtherServerError: another one does, on every connection that was tried.
             httpx2.HTTPError: none does.
         """
-        return await self._is_ours(self._http)
+        return await self._is_ours(self._probes)
 
-    async def _is_ours(self, http: httpx2.AsyncClient) -> bool:
-        loras = await self._get("/sdapi/v1/loras", http)
-        if not isinstance(loras, list) or not any(
-            isinstance(entry, dict) and entry.get("name") == self._token for entry in loras
-        ):
-            raise OtherServerError(f"another program answers on its port, {self._port}: end that, or load again")
-        return True
+    async def _is_ours(self, line: "_Line") -> bool:
+        for _ in range(CONNECTIONS_TRIED):
+            loras = await self._get("/sdapi/v1/loras", line)
+            if isinstance(loras, list) and any(
+                isinstance(entry, dict) and entry.get("name") == self._token for entry in loras
+            ):
+                return True
+            await line.renew()
+        raise OtherServerError(f"another program answers on its port, {self._port}: end that, or load again")
 
     async def capabilities(self) -> dict[str, Any]:
         """What it says it can: samplers, schedulers, features, limits."""
-        found = await self._get("/sdcpp/v1/capabilities", self._http)
+        found = await self._get("/sdcpp/v1/capabilities", self._probes)
         return found if isinstance(found, dict) else {}
 
     async def render(self, job: RenderJob) -> tuple[bytes, ...]:
@@ -124,8 +118,8 @@ class SdServerClient:
             # Before the other two: between them there must be no time for the connection to be closed.
             body = await asyncio.to_thread(_body, job)
             try:
-                await self._connect_to_ours()
-                response = await self._renders.post(path, json=body, headers=LAST_ON_ITS_CONNECTION)
+                await self._is_ours(self._renders)
+                response = await self._renders.http.post(path, json=body, headers=LAST_ON_ITS_CONNECTION)
             except (httpx2.HTTPError, OtherServerError) as error:
                 span.set_status(Status(StatusCode.ERROR, type(error).__name__))
                 broke = f"the connection broke ({type(error).__name__})"
@@ -136,35 +130,49 @@ class SdServerClient:
                 raise RenderRefusedError(response.status_code, _message_of(response))
             return await asyncio.to_thread(_pictures, response)
 
-    async def _connect_to_ours(self) -> None:
-        """Have the connection for renders lead to our server. Raises as :meth:`is_ours`."""
-        for left in reversed(range(CONNECTIONS_TRIED)):
-            try:
-                await self._is_ours(self._renders)
-                return
-            except OtherServerError:
-                if not left:
-                    raise
-                await self._renders.aclose()
-                if not self._http.is_closed:  # else the model is being unloaded, and the next try says so
-                    self._renders = self._one_connection()
-
     async def aclose(self) -> None:
         """Close the connection."""
-        await self._http.aclose()
+        await self._probes.aclose()
         await self._renders.aclose()
 
-    async def _get(self, path: str, http: httpx2.AsyncClient) -> Any:
+    async def _get(self, path: str, line: "_Line") -> Any:
         """What it answers; None: that is no JSON, which any other server may send."""
-        if http.is_closed:
+        if line.http.is_closed:
             # A model that is unloaded by force takes its connections along: to whoever asks then, it is lost.
             raise httpx2.ConnectError("the connections to it were closed")
-        response = await http.get(path, timeout=PROBE_TIMEOUT_S)
+        response = await line.http.get(path, timeout=PROBE_TIMEOUT_S)
         response.raise_for_status()
         try:
             return response.json()
         except (ValueError, RecursionError):
             return None
+
+
+class _Line:
+    """A client with its connections, all of which can be exchanged for new ones."""
+
+    def __init__(self, port: int, timeout: httpx2.Timeout, limits: httpx2.Limits) -> None:
+        self._make = partial(
+            httpx2.AsyncClient,
+            base_url=f"http://127.0.0.1:{port}",
+            # A proxy of the environment has no business between us and loopback.
+            trust_env=False,
+            timeout=timeout,
+            limits=limits,
+        )
+        self.http = self._make()
+        self._closed = False
+
+    async def renew(self) -> None:
+        """Ask over new connections from now on; not once it was closed."""
+        await self.http.aclose()
+        if not self._closed:
+            self.http = self._make()
+
+    async def aclose(self) -> None:
+        """Close it for good."""
+        self._closed = True
+        await self.http.aclose()
 
 
 def _body(job: RenderJob) -> dict[str, Any]:
