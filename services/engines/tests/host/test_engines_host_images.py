@@ -238,6 +238,7 @@ async def test_a_render_for_which_the_lease_cannot_grow_is_refused_and_does_not_
         suite.ledger.refuse_resize = RequestError(EXHAUSTED, "CANNOT_GROW", "1 GiB is missing.")
         failure = await failure_of(suite.image(size=size(1024, 1024)))
         assert (failure.code, failure.reason) == (EXHAUSTED, "CANNOT_GROW")
+        assert "1 GiB is missing." in failure.message and "Ask for a smaller image" in failure.message
         assert not suite.kind.jobs
         assert suite.ledger.committed == claim_of(512, 512)
         assert kinds(await suite.image_all())[-1] == "finished"

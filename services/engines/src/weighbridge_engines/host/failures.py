@@ -1,5 +1,7 @@
 """The failures that a host states itself, each worded once."""
 
+from dataclasses import replace
+
 import grpc
 from weighbridge_common.sizes import format_gib
 from weighbridge_proto.errors import RequestError, RpcFailure, unavailable
@@ -148,6 +150,15 @@ def render_too_large(plan: fit_pb.PlanModelResponse) -> RequestError:
         f"image. {advice}".strip(),
         metadata={"expected_bytes": expected, "grantable_bytes": granted},
     )
+
+
+def no_room_to_render(refused: RpcFailure) -> RequestError:
+    """The ledger has no room for a larger lease now. ``refused``: its word, to which this adds what to do."""
+    message = (
+        f"There is no room for a render of this size now. {refused.message} Ask for a smaller image, or unload another "
+        "model: `weighbridge leases` shows who holds memory."
+    )
+    return RequestError.from_failure(replace(refused, message=message))
 
 
 def engine_recycled(title: str, what: str) -> RpcFailure:

@@ -101,7 +101,7 @@ class RenderTurn:
             async with residency.queue.slot(self._events.put_nowait, self._number):
                 try:
                     self._refuse_broken_off()
-                    await residency.cover(self._plan)
+                    await self._cover()
                     async with contextlib.aclosing(hold.begin_use(self._use_id, residency.forced)) as rests:
                         async for _ in rests:
                             self._events.put_nowait(1)  # first in line, and its device must rest
@@ -115,6 +115,15 @@ class RenderTurn:
                     hold.end_use(self._use_id)
         except Exception as error:
             self._failure = error
+
+    async def _cover(self) -> None:
+        """Have the lease large enough for it. Raises as :meth:`Residency.cover`."""
+        try:
+            await self._residency.cover(self._plan)
+        except RequestError as refused:
+            if refused.failure.reason != "CANNOT_GROW":
+                raise
+            raise failures.no_room_to_render(refused.failure) from refused
 
     def _over(self) -> None:
         self._residency.use.drop(self)
