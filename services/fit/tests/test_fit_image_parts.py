@@ -196,6 +196,23 @@ async def test_a_size_of_klein_that_nobody_measured_is_an_image_model_all_the_sa
     assert any("were not measured" in note.message for note in plan.notes)
 
 
+@pytest.mark.parametrize(
+    ("folder", "file", "steps"),
+    [("pictures", "sd_xl_turbo_1.0.gguf", ["4"]), ("sd-xl-turbo", "model.gguf", ["4"]), ("pictures", "sdxl.gguf", [])],
+)
+async def test_a_distilled_variant_is_known_by_the_name_of_its_file_or_of_its_folder(
+    fit: Any, ledger: Any, model: Path, folder: str, file: str, steps: list[str]
+) -> None:
+    sdxl = {
+        "model.diffusion_model.input_blocks.0.0.weight": (320, 4, 3, 3),
+        "model.diffusion_model.input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight": (640, 2048),
+        "first_stage_model.decoder.conv_in.weight": (8, 4, 3, 3),
+    }
+    made = write_folder(model.parent / folder, {file: sdxl, "vae.safetensors": VAE})
+    words = list((await fit.PlanModel(pb.PlanModelRequest(model=path(made)))).launch.sd.arguments)
+    assert [word for flag, word in itertools.pairwise(words) if flag == "--steps"] == steps
+
+
 def write_folder(folder: Path, files: Files) -> Path:
     for name, shapes in files.items():
         if name.endswith(".gguf"):

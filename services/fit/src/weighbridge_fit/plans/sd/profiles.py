@@ -65,7 +65,7 @@ def is_rendered(architecture: str) -> bool:
 
 def _variant(model: Model, architecture: str) -> dict[str, Any]:
     """What tells models of one architecture apart: the first rule that fits."""
-    name = _file_name(model)
+    names = _file_names(model)
     for rule in _document()["variants"]:
         if architecture not in rule.get("architectures", (architecture,)):
             continue
@@ -74,16 +74,18 @@ def _variant(model: Model, architecture: str) -> dict[str, Any]:
             if tensors and not any(rule["without"] in fact.name for _, fact in tensors):
                 return dict(rule["values"])
             continue
-        found = re.search(rule["name"], name, re.IGNORECASE)
+        found = next(filter(None, (re.search(rule["name"], name, re.IGNORECASE) for name in names)), None)
         if found is not None:
             said = {field: int(number) for field, number in found.groupdict().items()}
             return {**rule["values"], **said}
     return {}
 
 
-def _file_name(model: Model) -> str:
-    files = model.entry.main_files() if model.entry is not None else ()
-    return files[0].name if files else model.facts.name
+def _file_names(model: Model) -> tuple[str, ...]:
+    """What may say which variant it is: the file, and the folder where that was named."""
+    if model.entry is not None and (files := model.entry.main_files()):
+        return (files[0].name,)
+    return (*(file.name for file in model.facts.files[:1]), model.facts.name)
 
 
 @cache
