@@ -67,12 +67,15 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         earlier = self._earlier(ask, now) if ask.request_id else None
         if earlier is not None:
             return earlier
-        self._check_static(ask)
+        self._check_names(ask.claim)
         place = self._memories.place(ask.request_id)
         if place is not None:
             _check_same_claim(ask, place.ticket.claim)
         waiter = self._candidate(ask, place, now)
         grant = self._decide(waiter, now)
+        if grant is None:
+            # What fits now fits the empty machine too.
+            self._check_possible(ask)
         if grant is None and len(self._queue) >= self._policy.queue_bound:
             raise Refused(
                 Reason.QUEUE_FULL,
@@ -224,7 +227,7 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
             target = aim(ask.claim, self._ceilings, self._external, self._usage.less(self._pending))
         else:
             target = on_cards(ask.claim, self._ceilings, self._external, self._usage)
-        assert target is not None  # _check_static refused it otherwise
+        assert target is not None  # _check_names refused it otherwise
         lease = Lease(
             lease_id="",
             request_id=ask.request_id,
@@ -379,8 +382,12 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
         return None
 
     def _check_static(self, ask: Ask) -> None:
-        """The refusals that depend on the claim and the empty machine alone, before anything else moves (rule 2)."""
-        claim = ask.claim
+        """The refusals that depend on the claim and the empty machine alone (rule 2)."""
+        self._check_names(ask.claim)
+        self._check_possible(ask)
+
+    def _check_names(self, claim: Claim) -> None:
+        """Refuses what asks for nothing, or for cards that are not there."""
         if claim.total_bytes <= 0:
             raise Refused(Reason.CLAIM_EMPTY, "The claim asks for nothing. Give the bytes it needs.")
         for want in claim.devices:
@@ -390,10 +397,14 @@ class AdmissionVerbs(WaitVerbs, TimedCore):
                     "The claim names a card that this machine does not have.",
                     metadata={"device_id": want.device_id},
                 )
-        empty = on_cards(claim, self._ceilings, NO_EXTERNAL, NOTHING_USED)
-        if empty is None:
+        if claim.devices and on_cards(claim, self._ceilings, NO_EXTERNAL, NOTHING_USED) is None:
             raise Refused(Reason.DEVICE_UNKNOWN, "The claim wants more cards than this machine has.")
-        limit = ask.memory_limit_bytes
+
+    def _check_possible(self, ask: Ask) -> None:
+        """Refuses what would never fit."""
+        claim, limit = ask.claim, ask.memory_limit_bytes
+        empty = on_cards(claim, self._ceilings, NO_EXTERNAL, NOTHING_USED)
+        assert empty is not None  # _check_names refused it otherwise
         alone = price(empty, self._ceilings, NO_EXTERNAL, NOTHING_USED)
         host_bytes = alone.host_bytes if isinstance(alone, Charge) else claim.host_bytes
         if 0 < limit < host_bytes:

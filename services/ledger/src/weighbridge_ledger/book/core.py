@@ -336,7 +336,10 @@ class BookCore:
         self._begin_loading(entry, now.monotonic)
         self._write(entry)
         self._tell(EventKind.GRANTED, now, entry.lease)
-        self._review(entry, now)
+        # All of a review that concerns it: nobody is asked before it is active.
+        self._set_stuck(entry, lease.pinned)
+        self._unasked = True
+        self._schedule(entry)
         return entry
 
     def _renew_secret(self, entry: Entry) -> None:

@@ -90,10 +90,9 @@ def _purpose_of(message: lease_pb2.Purpose) -> Purpose:
         message.shape,
         message.planned_peak_bytes,
     )
-    _check_text("purpose.engine_kind", purpose.engine_kind)
-    _check_text("purpose.model_name", purpose.model_name)
-    _check_text("purpose.model_digest", purpose.model_digest)
-    _check_text("purpose.engine_build", purpose.engine_build)
+    for name in ("engine_kind", "model_name", "model_digest", "engine_build"):
+        if len(getattr(purpose, name)) > MAX_TEXT:
+            raise _too_long(f"purpose.{name}")
     _check_text("purpose.shape", purpose.shape, 4 * MAX_TEXT)
     return purpose
 
