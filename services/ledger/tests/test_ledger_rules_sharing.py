@@ -329,3 +329,19 @@ def test_a_lease_that_was_asked_for_optional_bytes_is_still_asked_to_go_for_its_
     new = enter(world, Claim(4), replaces=credential(world, old), priority=2)
     assert (world.state(waiter), world.state(new)) == (LeaseState.QUEUED, LeaseState.QUEUED)
     assert world.state(old) is LeaseState.VACATING
+
+
+def test_a_claim_for_several_cards_takes_them_the_other_way_round_where_the_best_harms_somebody(new_world) -> None:
+    world = new_world(Ceilings(6, {"a": 4, "b": 4}), POLICY)
+    for pid, want in enumerate((DeviceWant("a", 1), DeviceWant("b", 2)), 1):
+        enter(world, Claim(0, (want,)), pid, pinned=True)
+    idle = enter(world, Claim(6), 3)
+    grow_old(world, idle)
+    waits = enter(world, Claim(1, (DeviceWant("b", 1),)), 4)
+    assert [world.state(one) for one in (idle, waits)] == [LeaseState.VACATING, LeaseState.QUEUED]
+    # Of 3 and 2 bytes, 2 on "b" would leave the most on "a", and none for whoever is vacated for.
+    several = enter(world, Claim(0, (DeviceWant("", 1), DeviceWant("", 2))), 5)
+    assert world.state(several) is LeaseState.ACTIVE
+    assert charge(world, several).devices == (("a", 2), ("b", 1))
+    world.release(idle, world.secret(idle))
+    assert world.state(waits) is LeaseState.GRANTED

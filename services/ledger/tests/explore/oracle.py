@@ -188,30 +188,36 @@ class Scene:
     def bindings(self, claim: Claim) -> Iterator[Claim]:
         """A claim with its unnamed cards decided, in every way; wishes for one card are one wish.
 
-        A wish takes a card that could hold it when it is empty, so that it does not spill because the large card is in
-        use; one that is larger than all of them takes a largest one.
+        The largest wish first, each takes a card that could hold it when it is empty, so that it does not spill because
+        the large card is in use; one that is larger than all that are left takes a largest of them.
         """
         named = {want.device_id for want in claim.devices if want.device_id}
         loose = [want for want in claim.devices if not want.device_id]
         free = [card for card in self.ceilings.devices if card not in named]
+        by_size = sorted(range(len(loose)), key=lambda index: -loose[index].required_bytes)
         for cards in permutations(free, len(loose)):
-            left = [card for card in free if card not in cards]
-            if any(
-                self.ceilings.pool_bytes(card) < min(want.required_bytes, self.ceilings.pool_bytes(other))
-                for want, card in zip(loose, cards, strict=True)
-                for other in left
-            ):
-                continue
-            wants: dict[str, DeviceWant] = {}
-            chosen = iter(cards)
-            for want in claim.devices:
-                card = want.device_id or next(chosen)
-                had = wants.get(card, DeviceWant(card, 0))
-                wants[card] = DeviceWant(
-                    card, had.required_bytes + want.required_bytes, had.optional_bytes + want.optional_bytes
-                )
-            kept = tuple(wants[card] for card in sorted(wants) if wants[card].required_bytes > 0)
-            yield replace(claim, devices=kept)
+            left = set(free)
+            for index in by_size:
+                most = max(self.ceilings.pool_bytes(card) for card in left)
+                if self.ceilings.pool_bytes(cards[index]) < min(loose[index].required_bytes, most):
+                    break
+                left.remove(cards[index])
+            else:
+                yield self._bound(claim, cards)
+
+    @staticmethod
+    def _bound(claim: Claim, cards: tuple[str, ...]) -> Claim:
+        """A claim with its unnamed cards named."""
+        wants: dict[str, DeviceWant] = {}
+        chosen = iter(cards)
+        for want in claim.devices:
+            card = want.device_id or next(chosen)
+            had = wants.get(card, DeviceWant(card, 0))
+            wants[card] = DeviceWant(
+                card, had.required_bytes + want.required_bytes, had.optional_bytes + want.optional_bytes
+            )
+        kept = tuple(wants[card] for card in sorted(wants) if wants[card].required_bytes > 0)
+        return replace(claim, devices=kept)
 
     def missing(self, target: Claim) -> int:
         """Bytes that a claim on named cards misses there once everything is back that comes back (rule 17)."""

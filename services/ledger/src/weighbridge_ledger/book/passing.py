@@ -209,20 +209,26 @@ def _kind(waiter: Waiter, wanted: Claim) -> Kind | None:
     return None
 
 
-def fitting(waiter: Waiter, machine: Machine) -> list[tuple[Claim, Charge]]:
+def fitting(waiter: Waiter, machine: Machine) -> Iterator[tuple[Claim, Charge]]:
     """The ways in which a waiter fits now, best first: on any card if it names none, else on its target (rule 17)."""
-    targets = bindings(waiter, machine, machine.usage) if waiter.floating else (waiter.claim,)
+    targets = bindings(waiter, machine, machine.usage, every=True) if waiter.floating else (waiter.claim,)
     priced = (
         (target, price_of(waiter, target, machine.ceilings, machine.external, machine.usage)) for target in targets
     )
-    return [(target, charge) for target, charge in priced if isinstance(charge, Charge)]
+    return ((target, charge) for target, charge in priced if isinstance(charge, Charge))
 
 
-def bindings(waiter: Waiter, machine: Machine, usage: Usage) -> Iterator[Claim]:
-    """The cards on which a waiter for any card is to be tried beside `usage`, in that order."""
+def bindings(waiter: Waiter, machine: Machine, usage: Usage, *, every: bool = False) -> Iterator[Claim]:
+    """The cards on which a waiter for any card is to be tried beside `usage`, in that order (see `placements`)."""
     lease = waiter.lease
     return placements(
-        lease.claim, machine.ceilings, machine.external, usage, exclusive=lease.exclusive, unwell=machine.unwell
+        lease.claim,
+        machine.ceilings,
+        machine.external,
+        usage,
+        exclusive=lease.exclusive,
+        unwell=machine.unwell,
+        every=every,
     )
 
 

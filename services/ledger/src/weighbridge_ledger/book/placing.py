@@ -1,10 +1,15 @@
 """Which card a claim takes that names none: rules 4 and 17, as functions over plain values."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 from weighbridge_ledger.book.charging import Usage, room_on
 from weighbridge_ledger.book.states import Ceilings, Claim, DeviceWant, External
+
+MOST_WAYS = 120
+"""So many ways of giving several unnamed cards are tried beside the best: all of three wishes on six cards."""
 
 
 def placements(
@@ -15,6 +20,7 @@ def placements(
     *,
     exclusive: bool = False,
     unwell: Collection[str] = (),
+    every: bool = False,
 ) -> Iterator[Claim]:
     """`claim` with every card named, in the order in which they are to be tried; nothing where there are too few cards.
 
@@ -22,7 +28,9 @@ def placements(
     nothing is missing the one with the least room left. Only where it is larger than every card, and so would spill
     anyway, all of them count: a claim that waits must not spill from a small card because the large one is in use.
     Several unnamed cards are given to different cards, the largest wish first, which finds a way if there is one: first
-    on all cards by their bytes, then on those alone that the claim may join at all.
+    on all cards by their bytes, then on those alone that the claim may join at all. Whether it may be granted is tried
+    in every other way too: with 3 and 2 bytes left on two cards, wishes for 2 and 1 fill the second; where that is in
+    the way of somebody who is protected, the other way round need not be (a million random steps).
 
     Args:
         claim: as it was asked.
@@ -31,6 +39,7 @@ def placements(
         usage: what leases are charged.
         exclusive: nobody else may be on its cards.
         unwell: the cards on which nothing may be loaded just now.
+        every: every way of giving several unnamed cards, as far as they are few.
     """
     named = {want.device_id for want in claim.devices if want.device_id}
     floating = sorted((want for want in claim.devices if not want.device_id), key=lambda want: -want.required_bytes)
@@ -45,27 +54,43 @@ def placements(
         for device in sorted(candidates(want, free, ceilings), key=lambda d: _rank(want, d, ceilings, external, usage)):
             yield _merged(claim, {0: device})
         return
-    chosen: dict[int, str] = {}
-    for index, want in enumerate(floating):
-        left = [device for device in free if device not in chosen.values()]
-        chosen[index] = min(
-            candidates(want, left, ceilings), key=lambda device: _rank(want, device, ceilings, external, usage)
-        )
+    rank = partial(_rank, ceilings=ceilings, external=external, usage=usage)
+    ways = _ways(floating, free, ceilings, rank)
+    chosen = next(ways)
     yield _merged(claim, chosen)
     # Where somebody is alone, bytes may be left that nobody can have.
     shut = {
         device for device in free if device in unwell or not _may_join(device, ceilings, usage, exclusive=exclusive)
     }
-    if shut.isdisjoint(chosen.values()):
-        return
-    others: dict[int, str] = {}
-    for index, want in enumerate(floating):
-        left = [device for device in candidates(want, free, ceilings) if device not in shut]
-        left = [device for device in left if device not in others.values()]
-        if not left:
+    if not shut.isdisjoint(chosen.values()):
+        elsewhere = next(_ways(floating, free, ceilings, rank, shut), None)
+        if elsewhere is not None:
+            yield _merged(claim, elsewhere)
+    if every:
+        yield from (_merged(claim, way) for way in islice(ways, MOST_WAYS))
+
+
+def _ways(
+    wishes: Sequence[DeviceWant],
+    free: Sequence[str],
+    ceilings: Ceilings,
+    rank: Callable[[DeviceWant, str], tuple[int, int, str]],
+    shut: Collection[str] = (),
+) -> Iterator[dict[int, str]]:
+    """The ways of giving each wish a card of its own, the first wish first, and the best card for it first."""
+
+    def give(chosen: dict[int, str]) -> Iterator[dict[int, str]]:
+        if len(chosen) == len(wishes):
+            yield chosen
             return
-        others[index] = min(left, key=lambda device: _rank(want, device, ceilings, external, usage))
-    yield _merged(claim, others)
+        want = wishes[len(chosen)]
+        taken = chosen.values()
+        left = [device for device in free if device not in taken]
+        may_hold = [device for device in candidates(want, left, ceilings) if device not in shut]
+        for device in sorted(may_hold, key=partial(rank, want)):
+            yield from give({**chosen, len(chosen): device})
+
+    return give({})
 
 
 def on_cards(claim: Claim, ceilings: Ceilings, external: External, usage: Usage) -> Claim | None:
