@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import os
 import signal
+import socket
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import grpc
 import pytest
-from weighbridge import CallError, Suite, SyncSuite, parse_machine
+from weighbridge import CallError, Suite, SyncSuite, parse_machine, reach
 from weighbridge.client import chat_message
+from weighbridge.diagnosis import check_service
 from weighbridge.models import model_at
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2
 from weighbridge_proto.errors import RequestError
@@ -98,6 +101,33 @@ async def test_nobody_there_is_unreachable_at_once(run_dir: Path) -> None:
         assert "ledger" in caught.value.failure.message
         with pytest.raises(CallError):
             await suite.capacity()  # the channel's back-off must not turn the second try into a wait or another error
+
+
+async def test_a_service_that_hangs_is_told_from_one_that_is_gone(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped: the kernel takes its connections, so `weighbridge up` would only say that it runs."""
+    monkeypatch.setattr(reach, "CONNECT_TIMEOUT_S", 0.3)
+    path = run_dir / "ledger.sock"
+    assert reach.listener(f"unix:{path}") is None
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        assert reach.listener(f"unix:{path}") is None, "nobody listens yet"
+        silent.listen()
+        known = os.getpid() if sys.platform == "linux" else reach.UNKNOWN_PROCESS
+        assert reach.listener(f"unix:{path}") == known
+        async with Suite() as suite:
+            with pytest.raises(CallError) as caught:
+                await suite.capacity()
+            found = await check_service(suite, "ledger", expected=True)
+    failure = caught.value.failure
+    assert failure.reason == "UNREACHABLE"
+    assert "listens and says nothing" in failure.message
+    assert "Start the suite" not in failure.message
+    assert "listens and says nothing" in found.detail
+    if sys.platform == "linux":
+        assert f"process {os.getpid()} " in failure.message
+        assert found.next_step == f"kill -9 {os.getpid()}"
 
 
 async def test_patience_waits_for_a_service_that_comes_up(unstarted_suite: Any) -> None:

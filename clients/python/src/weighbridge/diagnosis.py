@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weighbridge_proto import targets
+from weighbridge_proto.errors import UNREACHABLE
 from weighbridge_proto.fit.v1 import fit_service_pb2
 from weighbridge_proto.memory.v1 import machine_pb2
 
@@ -17,6 +18,7 @@ from weighbridge.failures import CallError
 from weighbridge.findings import Check, State
 from weighbridge.models import model_named
 from weighbridge.pull.folder import LOCK_NAME, WORK_NAME
+from weighbridge.reach import listener
 from weighbridge.runtimes import check_runtime
 from weighbridge.sizes import format_size
 from weighbridge.supervision.lock import is_supervised
@@ -25,6 +27,7 @@ from weighbridge.version import DISTRIBUTIONS, installed_version
 
 CLIENT_DISTRIBUTIONS = ("weighbridge", "weighbridge-proto")
 START = "weighbridge up"
+RESTART = "end the suite with Ctrl-C and start it again: weighbridge up"
 INSTALL = "pip install 'weighbridge[suite]'"
 
 
@@ -76,8 +79,13 @@ async def check_service(suite: Suite, name: str, expected: bool) -> Check:
     try:
         health = await suite.health(name)
     except CallError as failed:
+        process = listener(target) if failed.failure.reason == UNREACHABLE else None
+        if process is not None:
+            which = f"process {process}" if process else "the process there"
+            found = f"does not answer at {target}: {which} listens and says nothing"
+            return Check(name, State.BROKEN, found, f"kill -9 {process}" if process else RESTART)
         if expected:
-            return Check(name, State.BROKEN, f"does not answer at {target}: {failed.failure.reason}", START)
+            return Check(name, State.BROKEN, f"does not answer at {target}: {failed.failure.reason}", RESTART)
         return Check(name, State.ABSENT, "not running", START)
     stopped = [service for service, serves in health.items() if not serves]
     if stopped:

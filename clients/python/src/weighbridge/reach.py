@@ -1,6 +1,8 @@
 """Whether anybody answers at a target, and how a service says it is."""
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import grpc
@@ -49,7 +51,47 @@ async def reach(channel: grpc.aio.Channel, name: str, target: str, patience_s: f
                     raise unreachable(name, target)
                 await channel.wait_for_state_change(state)
     except TimeoutError:
-        raise unreachable(name, target) from None
+        process = listener(target)
+        raise (unreachable(name, target) if process is None else unreachable(name, target, _hangs(process))) from None
+
+
+UNKNOWN_PROCESS = 0
+"""Process id of a listener that the system does not tell, as in another container."""
+
+_CREDENTIALS = struct.Struct("iII")
+"""`struct ucred` of Linux: process, user, group."""
+
+
+def listener(target: str) -> int | None:
+    """The process that listens on a Unix socket, whether it answers or not; None: nobody does, or it is no Unix socket.
+
+    The kernel takes connections for a process that hangs or is stopped, so this tells it from one that is gone.
+    """
+    path = target.removeprefix("unix:")
+    if path == target:
+        return None
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:  # its queue of connections is full
+            return UNKNOWN_PROCESS
+        except OSError:
+            return None
+        if not hasattr(socket, "SO_PEERCRED"):  # Linux alone has it
+            return UNKNOWN_PROCESS
+        process, _user, _group = _CREDENTIALS.unpack(
+            probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        return int(process)
+
+
+def _hangs(process: int) -> str:
+    which = f"process {process}" if process else "a process"
+    return (
+        f"There is {which} that listens and says nothing: it hangs, or was stopped. Let it go on, or kill it; "
+        "`weighbridge up` starts what it has started again."
+    )
 
 
 async def serving(channel: grpc.aio.Channel, service: str, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
