@@ -73,6 +73,12 @@ def test_fit_ends_its_table_with_what_was_measured_before_and_claims_that(fake_s
     assert "A launch would claim 300.0 MiB of host memory" in printed
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "Seen once before: "), (2, "Seen 2 times before: ")])
+def test_fit_says_how_often_a_launch_was_measured(fake_suite: Any, count: int, words: str) -> None:
+    fake_suite.state.plan.observations.count = count
+    assert words in run("fit", "/m").stdout
+
+
 def test_a_narrow_terminal_keeps_every_name_and_figure_whole(fake_suite: Any) -> None:
     plan = fake_suite.state.plan
     plan.requirement.lines[0].component = "attention_scores"

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
+from weighbridge.cli import main
 from weighbridge.supervision.budget import FIRST_DELAY_S
 from weighbridge_proto.engines.v1.chat_service_pb2 import ChatRequest
 
@@ -142,6 +144,16 @@ def test_a_second_up_in_the_same_folder_is_refused(run_dir: Path) -> None:
     assert f"A suite already runs in {run_dir} (process {process.pid})" in second.stderr
     process.terminate()
     assert process.wait(60) == 0
+
+
+def test_a_run_folder_that_cannot_be_made_is_told_with_the_setting_that_names_another(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    refused = CliRunner().invoke(main, ["up"], env={"WEIGHBRIDGE_RUN_DIR": str(file / "run")})
+    assert refused.exit_code == 1
+    assert refused.stderr == (
+        f"The suite cannot run in {file}/run: Not a directory. Choose another folder with WEIGHBRIDGE_RUN_DIR.\n"
+    )
 
 
 def test_ctrl_c_in_a_chat_cancels_the_call_and_exits_130(fake_suite: Any) -> None:

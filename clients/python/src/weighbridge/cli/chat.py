@@ -69,7 +69,8 @@ def chat(
     """Ask MODEL one PROMPT, or talk to it.
 
     Without PROMPT it is read from standard input if that is piped, else a conversation begins. The answer goes to
-    standard output, everything else to standard error. A model that is not loaded is loaded first.
+    standard output, everything else to standard error. A model that is not loaded is loaded first, as --context,
+    --slots and --set say; one that is loaded answers as it is.
     """
     sampling = chat_service_pb2.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     request = chat_service_pb2.ChatRequest(

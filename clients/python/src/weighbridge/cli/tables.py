@@ -123,7 +123,8 @@ def print_plan(to: Console, plan: fit_service_pb2.PlanModelResponse) -> None:
         to.print(f"A launch would claim {claim_words(plan.claim)}.")
     if plan.observations.count:
         seen = plan.observations
-        to.print(f"Seen {seen.count} times before: peak {format_size(seen.p95_peak_bytes)} (95th percentile).")
+        times = "once" if seen.count == 1 else f"{seen.count} times"
+        to.print(f"Seen {times} before: peak {format_size(seen.p95_peak_bytes)} (95th percentile).")
     if plan.availability:
         to.print(f"At this moment: {AVAILABILITY_WORDS.get(plan.availability, 'unknown')}.")
 

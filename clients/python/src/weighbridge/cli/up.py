@@ -113,7 +113,7 @@ async def keep_up(
     except SuiteRunningError as failed:
         raise CommandError(str(failed)) from None
     except OSError as failed:
-        raise CommandError(f"The suite cannot run in {run_dir}: {failed}") from None
+        raise CommandError(f"The suite cannot run in {run_dir}: {_in_words(failed, run_dir)}") from None
     finally:
         await suite.stop()
         for number in watched:
@@ -125,6 +125,14 @@ async def keep_up(
     else:
         say("Stopped.")
     return ExitCode.DONE
+
+
+def _in_words(failed: OSError, run_dir: Path) -> str:
+    """What the system says of the run folder, and what to do; any other failure as it says itself."""
+    named = Path(failed.filename) if isinstance(failed.filename, str) else None
+    if named is None or not (named.is_relative_to(run_dir) or run_dir.is_relative_to(named)):
+        return str(failed)
+    return f"{failed.strerror}. Choose another folder with WEIGHBRIDGE_RUN_DIR."
 
 
 def _print_event(event: ServiceEvent) -> None:
