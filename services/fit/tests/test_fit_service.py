@@ -97,6 +97,12 @@ async def test_without_a_ledger_a_plan_says_so(fit: Any) -> None:
     failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=TINY)))
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "LEDGER_UNREACHABLE")
     assert failure.retry_after_s is not None
+    assert "Start it" in failure.message
+    # Whoever chats names no machine, and one that was named could not be planned for either.
+    assert "name a machine" not in failure.message
+    pool = machine_pb2.POOL_KIND_UNIFIED
+    elsewhere = pb.PlanModelRequest(model=TINY, machine=machine_pb2.Machine(pool=pool, ram_bytes=64 * GIB))
+    assert (await refusal(fit.PlanModel(elsewhere))).message == failure.message
 
 
 @pytest.mark.parametrize("reference", ["absent", "../outside", "/etc", "/etc/hostname", ""])

@@ -62,5 +62,9 @@ def _explained(error: grpc.RpcError) -> RequestError:
     failure = RpcFailure.from_rpc_error(error)
     if failure.is_ours:
         return RequestError.from_failure(failure)
-    message = "The ledger cannot be reached, so the machine is not known. Start it, or name a machine to plan for."
+    # Naming a machine would not help: the ledger knows the ceilings of those, too.
+    message = (
+        "The ledger does not answer, so it is not known what this machine has room for. Start it, or see what "
+        "`weighbridge doctor` says of it; then try again."
+    )
     return unavailable(LEDGER_UNREACHABLE, message, RETRY_AFTER_S)
