@@ -32,6 +32,7 @@ class FakeImageState:
         self.media_type = "image/png"
         self.source_skipped_reason = ""
         self.rendered = (64, 64)
+        self.steps = 4
         self.leave_out: set[str] = set()
         """Kinds of events that do not come: `finished`, `last` (of the last piece)."""
         self.hang_at = ""
@@ -52,8 +53,8 @@ class FakeImages(image_service_pb2_grpc.ImageServiceServicer):
             yield Response(load=engine_service_pb2.LoadModelResponse(starting=starting))
             yield Response(queued=image_service_pb2.ImageQueued(position=2))
             yield progress("text_encode", 0, 1)
-            for step in range(3):
-                yield progress("sampling", step, 4)
+            for step in range(min(3, images.steps)):
+                yield progress("sampling", step, images.steps)
             await self._hang("sampling")
             yield progress("decode", 0, 1)
             for index in range(request.size.batch):

@@ -13,10 +13,11 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from weighbridge.cli import main
+from weighbridge.cli.image_failures import OPTION_OF_FIELD
 from weighbridge.supervision.services import ENGINE_MODULES, MissingServiceError, suite_services
 from weighbridge_proto.engines.v1 import image_service_pb2
 from weighbridge_proto.engines.v1.engine_service_pb2 import LoadModelRequest
-from weighbridge_proto.errors import RequestError
+from weighbridge_proto.errors import RequestError, invalid_argument
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.fit.v1.fit_service_pb2 import PlanModelRequest
 
@@ -202,6 +203,72 @@ def test_json_is_one_object_an_event_with_names_of_files_and_no_pictures(image_s
     assert lines[-3]["image"] == {**first, "size_bytes": str(len(FIRST))}
     assert lines[-1]["finished"]["seed"] == "41"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        # README.md is --from, two.png the second --reference: fields as engines.v1 names them.
+        ("source_images[0].data", "--from README.md: is wrong."),
+        ("mask.data", "--mask mask.png: is wrong."),
+        ("reference_images[1].data", "--reference two.png: is wrong."),
+        ("reference_images[7].data", "--reference: is wrong."),
+        ("source_images", "--from: is wrong."),
+        ("size.batch", "--count: is wrong."),
+        ("size.height_px", "--size, height: is wrong."),
+        ("negative_prompt", "--negative: is wrong."),
+        ("model", "model: is wrong."),  # no option: as it came
+    ],
+)
+def test_a_field_that_is_refused_is_told_as_the_option_and_the_file_that_it_came_from(
+    image_suite: Any, folder: Path, field: str, told: str
+) -> None:
+    for name in ("README.md", "mask.png", "one.png", "two.png"):
+        (folder / name).write_bytes(b"words")
+    options = ("--from", "README.md", "--mask", "mask.png", "--reference", "one.png", "--reference", "two.png")
+    image_suite.state.failures["GenerateImage"] = invalid_argument(field, "is wrong.", "INVALID_IMAGE")
+    done = run("/m", "a fox", *options)
+    assert (done.exit_code, done.stderr) == (1, f"{told} [INVALID_IMAGE]\n")
+    program = json.loads(run("/m", "a fox", *options, "--json").stderr)
+    assert program["failure"]["message"] == f"{field}: is wrong.", "programs are told the field"
+
+
+def test_every_option_that_a_field_is_told_as_is_there_and_so_is_the_field() -> None:
+    options = {option for parameter in main.commands["image"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    for field, option in OPTION_OF_FIELD.items():
+        descriptor = Request.DESCRIPTOR
+        *outer, last = field.split(".")
+        for name in outer:
+            descriptor = descriptor.fields_by_name[name].message_type
+        assert last in descriptor.fields_by_name
+        assert option.split(",")[0] in options | {"PROMPT"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--count 99", "Invalid value for '--count': 99 is not in the range 1<=x<=8."),
+        ("--count 0", "Invalid value for '--count': 0 is not in the range 1<=x<=8."),
+        ("--count 9999999999", "'--count': 9999999999 is not in the range 1<=x<=8."),
+        ("--size 100000x100", "'--size': '100000x100' is too large: a side has at most 4,096 pixels."),
+        ("--size 64x4097", "'--size': '64x4097' is too large: a side has at most 4,096 pixels."),
+        ("--size " + "9" * 5000 + "x64", "is too large: a side has at most 4,096 pixels."),
+        ("--size 64", "'--size': '64' is no size. Write width and height in pixels: 1024x1024."),
+        ("--size 0x64", "'--size': '0x64' is no size."),
+        ("--steps 9999999999", "Invalid value for '--steps'"),  # more than the field holds
+        ("--seed 9999999999", "Invalid value for '--seed'"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_with_those_that_can(image_suite: Any, options: str, told: str) -> None:
+    refused = run("/m", "a fox", *options.split())
+    assert refused.exit_code == 2
+    assert told in refused.stderr
+    assert image_suite.state.asked(Request) == []
+
+
+def test_one_step_is_told_as_one(image_suite: Any) -> None:
+    image_suite.state.images.steps = 1
+    assert "RENDERING sampling, 1 step" in run("/m", "a fox").stderr.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,15 @@ def test_what_no_model_could_render_is_refused_with_the_field(field, fields):
     assert refusal(lambda: requests.check(message(**fields))) == (INVALID, "INVALID_IMAGE_REQUEST", [field])
 
 
+@pytest.mark.parametrize("count", [9, -1])
+def test_a_count_that_is_refused_is_told_from_one_on(count):
+    """Zero leaves it to the engine, and is no count that anyone would ask for."""
+    with pytest.raises(RequestError) as refused:
+        requests.check(message(size=size(batch=count)))
+    assert str(refused.value.failure.message) == f"size.batch: is {count}; it must be 1 to 8"
+    assert requests.check(message(size=size(batch=0))).workload().image.batch == 1
+
+
 @pytest.mark.parametrize("side", [65_536, 2**31 - 1, 4097, 63, 1, -64])
 def test_sides_that_no_model_renders_are_refused_before_anyone_is_asked(side):
     assert refusal(lambda: requests.check(message(size=size(width_px=side, height_px=64)))) == (

@@ -59,18 +59,27 @@ class MachineParam(click.ParamType):  # type: ignore[type-arg] # generic from cl
             self.fail(str(wrong), param, ctx)
 
 
+LARGEST_SIDE_PX = 99_999
+"""Of a size that is asked about; what renders it takes less."""
+
+
 class PixelsParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on, to type checkers alone
-    """``1024x768``: width and height in pixels."""
+    """``1024x768``: width and height in pixels, each of at most ``most_px``."""
 
     name = "WxH"
+
+    def __init__(self, most_px: int = LARGEST_SIDE_PX) -> None:
+        self._most_px = most_px
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         """See click.ParamType."""
         if isinstance(value, tuple):
             return value
-        match = re.fullmatch(r"([1-9]\d{0,4})[xX×]([1-9]\d{0,4})", str(value))
+        match = re.fullmatch(r"([1-9][0-9]*)[xX×]([1-9][0-9]*)", str(value))
         if match is None:
             self.fail(f"{value!r} is no size. Write width and height in pixels: 1024x1024.", param, ctx)
+        if max(map(len, match.groups())) > len(str(self._most_px)) or max(map(int, match.groups())) > self._most_px:
+            self.fail(f"{value!r} is too large: a side has at most {self._most_px:,} pixels.", param, ctx)
         return int(match[1]), int(match[2])
 
 

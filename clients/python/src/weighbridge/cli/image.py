@@ -12,6 +12,7 @@ from weighbridge_proto.engines.v1 import image_service_pb2
 
 from weighbridge.cli.arguments import QUALITY_OF_NAME, PixelsParam, engine_options, image_workload
 from weighbridge.cli.image_display import RenderDisplay, finished_line, size_line
+from weighbridge.cli.image_failures import in_options
 from weighbridge.cli.image_files import SUFFIXES, PictureFiles, choose_format, unwritten_words
 from weighbridge.cli.image_preview import preview, protocol
 from weighbridge.cli.output import console, print_json, say
@@ -34,6 +35,14 @@ FORMAT_OF_NAME = {
 ROOM_FOR_THE_REST = 64 * 1024
 """Of a request, beside its images: prompts and lengths."""
 
+MOST_IMAGES = 8
+"""sd-server renders no more in one go."""
+
+LARGEST_SIDE_PX = 4096
+"""sd-server renders no larger; what a model's own limits are, the engine says."""
+
+_MOST_INT32 = 2**31 - 1
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -41,14 +50,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option("-o", "--output", metavar="FILE", help="File or folder for the image. Default: named after the prompt.")
-@click.option("--size", type=PixelsParam(), help="Width and height in pixels, such as 1024x1024.")
+@click.option("--size", type=PixelsParam(LARGEST_SIDE_PX), help="Width and height in pixels, such as 1024x1024.")
 @click.option("--quality", type=click.Choice(list(QUALITY_OF_NAME)), help="Size by tier instead of pixels.")
-@click.option("--steps", type=click.IntRange(min=1), help="Sampling steps.")
+@click.option("--steps", type=click.IntRange(1, _MOST_INT32), help="Sampling steps.")
 @click.option("--guidance", type=click.FloatRange(min=0), help="How closely to follow the prompt.")
-@click.option("--seed", type=click.IntRange(min=0), help="Same seed, same request: same image.")
+@click.option("--seed", type=click.IntRange(0, _MOST_INT32), help="Same seed, same request: same image.")
 @click.option("--sampler", default="", help="Sampler, as the engine names it.")
 @click.option("--scheduler", default="", help="Scheduler, as the engine names it.")
-@click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many images.")
+@click.option("--count", type=click.IntRange(1, MOST_IMAGES), default=1, show_default=True, help="How many images.")
 @click.option("--negative", default="", metavar="TEXT", help="What not to show.")
 @click.option("--from", "source", type=_FILE, help="Image to start from.")
 @click.option("--strength", type=click.FloatRange(0, 1), help="How far to leave that image.")
@@ -124,7 +133,12 @@ def image(
             engine = image_engine(suite)
             request.model.CopyFrom(await suite.resolve_model(model))
             with cancelled_by_signals():
-                paths = await render(engine, request, files, previews=previews, json_output=json_output)
+                try:
+                    paths = await render(engine, request, files, previews=previews, json_output=json_output)
+                except CallError as failed:
+                    if json_output:
+                        raise  # for a program, which knows the contract
+                    raise CallError(in_options(failed.failure, source, mask, references)) from failed
         for path in paths if opens else ():
             click.launch(str(path))
 

@@ -76,8 +76,9 @@ class RenderDisplay:
     def _show_progress(self, progress: image_service_pb2.ImageProgress) -> None:
         left = self._pace.left_words(progress)
         if not self._to.is_terminal:
-            steps = f", {progress.total} steps" if progress.phase == "sampling" else ""
-            self.show_line(f"RENDERING {phase_words(progress.phase)}{steps}")
+            steps = "1 step" if progress.total == 1 else f"{progress.total} steps"
+            of = f", {steps}" if progress.phase == "sampling" else ""
+            self.show_line(f"RENDERING {phase_words(progress.phase)}{of}")
             return
         if self._bar is None:
             self._bar = self._progress.add_task(f"RENDERING {phase_words(progress.phase)}", total=None, left="")

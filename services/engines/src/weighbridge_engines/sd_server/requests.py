@@ -240,7 +240,7 @@ def _check_size(size: plan_pb2.ImageWorkload) -> None:
             raise _out_of_range(field, side, LEAST_SIDE_PX, LARGEST_SIDE_PX, "sd-server")
     if bool(size.width_px) != bool(size.height_px):
         raise _invalid("size", "has one side: give width and height, or neither")
-    _within("size.batch", size.batch, 0, MOST_BATCH)
+    _within("size.batch", size.batch or 1, 1, MOST_BATCH)
     if size.quality not in plan_pb2.QualityTier.values():
         raise _invalid("size.quality", "is none that is known here: draft, standard or high")
     if size.frames not in (0, 1):
