@@ -367,6 +367,7 @@ def test_parts_that_are_missing_are_named() -> None:
     made = plan(Model(facts(diffusion)), SdRequest())
     note = next(note for note in made.notes if note.code == "MISSING_PART")
     assert note.metadata["roles"] == "t5xxl,clip_l,vae"
+    assert "--set parts=t5xxl=FILE" in note.message, "as the command takes it"
     assert "MISSING_PART" not in codes(plan(model_of("flux1dev"), SdRequest()))
 
 

@@ -167,6 +167,28 @@ def test_a_crash_in_the_first_render_for_want_of_text_encoders_says_so():
     assert "text encoder" in why.message
 
 
+@pytest.mark.parametrize(
+    ("tensor", "option"),
+    [
+        # The roles of docs/engines/sd-server.md, "Parts"; the prefixes are sd-server's own.
+        ("first_stage_model.decoder.conv_in.weight", "--set parts=vae=FILE"),
+        ("tae.decoder.layers.0.weight", "--set parts=taesd=FILE"),
+        ("text_encoders.llm.model.norm.weight", "--set parts=llm=FILE"),
+        ("text_encoders.t5xxl.transformer.shared.weight", "--set parts=t5xxl=FILE"),
+        ("text_encoders.clip_l.transformer.text_model.final_layer_norm.weight", "--set parts=clip_l=FILE"),
+    ],
+)
+def test_a_part_that_is_missing_is_told_with_the_option_that_names_it(tensor, option):
+    why = explain_end(ExitFacts(exit_code=1), read([], [error(f"tensor '{tensor}' not in model file"), LOAD_FAILED]))
+    assert why.message.endswith(f"Name the file that has it: {option}.")
+
+
+def test_what_is_no_part_is_told_without_an_option():
+    tensor = "model.diffusion_model.final_layer.linear.weight"
+    why = explain_end(ExitFacts(exit_code=1), read([], [error(f"tensor '{tensor}' not in model file"), LOAD_FAILED]))
+    assert "--set" not in why.message and "the diffusion model is missing or incomplete" in why.message
+
+
 def test_a_render_without_memory_tells_how_much_it_needed():
     reader = read([LISTENING], [
         error("ggml_gallocr_reserve_n_impl: failed to allocate CPU buffer of size 1289945184"),

@@ -41,17 +41,18 @@ _MOST_TELLING_FIRST = (
 tensors be missing too, and a GGUF whose counts are absurd ends in std::bad_alloc."""
 
 _PARTS_BY_TENSOR = (
-    ("text_encoders.llm.", "the text encoder (llm)"),
-    ("text_encoders.clip_l.", "the text encoder clip_l"),
-    ("text_encoders.clip_g.", "the text encoder clip_g"),
-    ("text_encoders.t5xxl.", "the text encoder t5xxl"),
-    ("cond_stage_model.", "the text encoder"),
-    ("conditioner.", "the text encoder"),
-    ("first_stage_model.", "the autoencoder (vae)"),
-    ("tae.", "the tiny autoencoder"),
-    ("model.diffusion_model.", "the diffusion model"),
+    ("text_encoders.llm.", "the text encoder llm", "llm"),
+    ("text_encoders.clip_l.", "the text encoder clip_l", "clip_l"),
+    ("text_encoders.clip_g.", "the text encoder clip_g", "clip_g"),
+    ("text_encoders.t5xxl.", "the text encoder t5xxl", "t5xxl"),
+    ("cond_stage_model.", "the text encoder", ""),
+    ("conditioner.", "the text encoder", ""),
+    ("first_stage_model.", "the autoencoder (vae)", "vae"),
+    ("tae.", "the tiny autoencoder (taesd)", "taesd"),
+    ("model.diffusion_model.", "the diffusion model", ""),
 )
-"""How the engine names tensors, whatever the file calls them."""
+"""How the engine names tensors, whatever the file calls them: the prefix, the part for people, and its role among the
+parts of a model; "" where the prefix tells none, or the model itself is that part."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,8 @@ def _truncated_file(failure: SdFailure) -> str:
 
 
 def _wrong_shape(failure: SdFailure) -> str:
-    part = _part(failure.subject) or "A part"
-    return f"{_capital(part)} belongs to another model: {failure.text}."
+    part, _ = _part(failure.subject)
+    return f"{_capital(part or 'a part')} belongs to another model: {failure.text}."
 
 
 def _wrong_file(failure: SdFailure) -> str:
@@ -179,15 +180,17 @@ def _crash(failure: SdFailure) -> str:
 def _missing_part(failure: SdFailure) -> str:
     if failure.text.startswith(NO_TEXT_ENCODER):
         return (
-            "The model has no text encoder, so it cannot render. Give its text encoders (clip_l, t5xxl, llm) with it."
+            "The model has no text encoder, so it cannot render. Name the files of its text encoders (clip_l, t5xxl, "
+            f"llm): {_part_option('t5xxl')}."
         )
     return f"The part {failure.subject} could not be read: {failure.text}. Get it again, or name another file."
 
 
 def _missing_tensor(failure: SdFailure) -> str:
-    part = _part(failure.subject)
+    part, role = _part(failure.subject)
     which = f": {part} is missing or incomplete" if part else ""
-    return f"The model's files lack the tensor {failure.subject}{which}. Give the part that has it."
+    remedy = f"Name the file that has it: {_part_option(role)}" if role else "Get the model again, or name another file"
+    return f"The model's files lack the tensor {failure.subject}{which}. {remedy}."
 
 
 def _load_failed(failure: SdFailure) -> str:
@@ -219,8 +222,14 @@ def _file(failure: SdFailure) -> str:
     return Path(failure.subject).name or "A file"
 
 
-def _part(tensor: str) -> str:
-    return next((part for prefix, part in _PARTS_BY_TENSOR if tensor.startswith(prefix)), "")
+def _part(tensor: str) -> tuple[str, str]:
+    """The part that a tensor belongs to, for people, and its role; empty where they are not known."""
+    return next(((part, role) for prefix, part, role in _PARTS_BY_TENSOR if tensor.startswith(prefix)), ("", ""))
+
+
+def _part_option(role: str) -> str:
+    """How a part is named to the command; a program names it in ``SdOptions.parts``."""
+    return f"--set parts={role}=FILE"
 
 
 def _capital(text: str) -> str:

@@ -54,7 +54,7 @@ def _about_parts(situation: Situation, missing: tuple[str, ...]) -> Iterator[Not
         names = ", ".join(missing)
         message = (
             f"sd-server needs more files to run this model: {names}. Name them as parts, for example "
-            f"--set parts.{missing[0]}=PATH; what is said here leaves them out."
+            f"--set parts={missing[0]}=FILE; what is said here leaves them out."
         )
         yield Note("MISSING_PART", message, {"roles": ",".join(missing)})
     unknown = [part.component for part in situation.held if part.source is Source.ASSUMED]
