@@ -373,6 +373,7 @@ class FakeSuite:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._servers: list[grpc.aio.Server] = []
+        self._starting: list[asyncio.Future[None]] = []
 
     def start(self) -> None:
         self._thread.start()
@@ -409,24 +410,31 @@ class FakeSuite:
         """The services come back."""
         asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
 
+    def serve_soon(self, name: str) -> None:
+        """One more service comes up; for what is called in the loop of the fakes."""
+        self._starting.append(asyncio.ensure_future(self._serve_one(name)))
+
     async def _serve(self) -> None:
         for name in self._names:
-            server = grpc.aio.server()
-            if name == "fit":
-                fit_service_pb2_grpc.add_FitServiceServicer_to_server(FakeFit(self.state), server)
-            elif name == "ledger":
-                ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server(FakeLedger(self.state), server)
-            else:
-                engine_service_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(self.state), server)
-                chat_service_pb2_grpc.add_ChatServiceServicer_to_server(FakeChat(self.state), server)
-                image_service_pb2_grpc.add_ImageServiceServicer_to_server(FakeImages(self.state), server)
-            healths = health.aio.HealthServicer()
-            for service in HEALTH_SERVICES[name]:
-                await healths.set(service, health_pb2.HealthCheckResponse.SERVING)
-            health_pb2_grpc.add_HealthServicer_to_server(healths, server)
-            server.add_insecure_port(f"unix:{self.run_dir / name}.sock")
-            await server.start()
-            self._servers.append(server)
+            await self._serve_one(name)
+
+    async def _serve_one(self, name: str) -> None:
+        server = grpc.aio.server()
+        if name == "fit":
+            fit_service_pb2_grpc.add_FitServiceServicer_to_server(FakeFit(self.state), server)
+        elif name == "ledger":
+            ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server(FakeLedger(self.state), server)
+        else:
+            engine_service_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(self.state), server)
+            chat_service_pb2_grpc.add_ChatServiceServicer_to_server(FakeChat(self.state), server)
+            image_service_pb2_grpc.add_ImageServiceServicer_to_server(FakeImages(self.state), server)
+        healths = health.aio.HealthServicer()
+        for service in HEALTH_SERVICES[name]:
+            await healths.set(service, health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(healths, server)
+        server.add_insecure_port(f"unix:{self.run_dir / name}.sock")
+        await server.start()
+        self._servers.append(server)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from weighbridge.cli import conversation, draining, main
 from weighbridge.cli.answer_display import thinking_line
 from weighbridge.cli.chat_options import THINKING
 from weighbridge.failures import CallError
+from weighbridge.supervision.lock import RunLock
 from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.fit.v1 import plan_pb2
 from weighbridge_proto.fit.v1.fit_service_pb2 import PlanModelRequest
@@ -213,6 +214,25 @@ def test_a_model_of_an_engine_that_does_not_run_says_how_to_start_it(image_suite
     assert done.exit_code == 4
     assert "for the engine ds4" in done.stderr
     assert "weighbridge up --engines mlx,sd,ds4" in done.stderr
+
+
+def test_an_engine_that_the_running_suite_starts_again_is_waited_for(image_suite: Any) -> None:
+    """As after it was killed, while others run: the suite is there, and its engine will be."""
+
+    def plan(request: PlanModelRequest) -> Any:
+        image_suite.serve_soon("engine-ds4")  # no sooner: when the command looks which engines there are, it is away
+        return image_suite.state.plan
+
+    image_suite.state.plan.engine_kind = plan_pb2.ENGINE_KIND_DS4
+    image_suite.state.plan_for = plan
+    lock = RunLock(image_suite.run_dir, ["ledger", "fit", "engine-mlx", "engine-sd", "engine-ds4"])
+    lock.acquire()
+    try:
+        done = run("hi")
+    finally:
+        lock.release()
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "The capital is Paris.\n"
 
 
 def test_silence_is_explained_by_what_was_cancelled_before(fake_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weighbridge.cli.running import engine_kinds_soon
+from weighbridge.cli.running import engine_kinds_here
 from weighbridge.reach import HEALTH_SERVICES
 from weighbridge.supervision.budget import RestartBudget
-from weighbridge.supervision.lock import RunLock, SuiteRunningError, is_supervised
+from weighbridge.supervision.lock import RunLock, SuiteRunningError, is_supervised, supervised_services
 from weighbridge.supervision.process import StartFailedError, explain_exit
 from weighbridge.supervision.services import ServiceSpec
 from weighbridge.supervision.suite import RunningSuite, SuiteBrokenError, make_private
@@ -279,21 +279,27 @@ def _no_processes_left() -> Any:
     assert left == []
 
 
-async def test_an_engine_that_is_being_started_is_waited_for_and_no_other(
-    short_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WEIGHBRIDGE_RUN_DIR", str(short_dir))
-    assert await engine_kinds_soon() == []  # nobody starts any
-    lock = RunLock(short_dir)
+def test_engines_that_a_suite_keeps_up_are_here_while_they_are_being_started(run_dir: Path) -> None:
+    (run_dir / "engine-mlx.sock").touch()
+    assert engine_kinds_here() == ["mlx"], "nobody starts any other"
+    lock = RunLock(run_dir, ["ledger", "fit", "engine-ds4"])
     lock.acquire()
     try:
-        asking = asyncio.create_task(engine_kinds_soon())
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not asking.done()
-        (short_dir / "engine-ds4.sock").touch()
-        assert await asking == ["ds4"]
-        (short_dir / "engine-ds4.sock").unlink()
-        assert await engine_kinds_soon(patience_s=0.0) == []
+        assert engine_kinds_here() == ["mlx", "ds4"], "and sd is not waited for in vain"
     finally:
         lock.release()
+    (run_dir / "up.lock").write_text("999999\nengine-ds4\n")  # of a suite that was killed
+    assert engine_kinds_here() == ["mlx"]
+
+
+async def test_a_suite_tells_what_it_keeps_up_also_while_that_is_dead(run_dir: Path) -> None:
+    services = [spec("ledger", 1), spec("engine-ds4", 0)]
+    async with RunningSuite(services, run_dir, environ(), lambda line: None) as suite:
+        engine = suite.processes[1]
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await engine.wait()
+        (run_dir / "engine-ds4.sock").unlink(missing_ok=True)  # as its next start does
+        assert supervised_services(run_dir) == ("ledger", "engine-ds4")
+        assert engine_kinds_here() == ["ds4"]
+    assert engine_kinds_here() == []

@@ -22,7 +22,7 @@ from weighbridge.cli.arguments import (
 )
 from weighbridge.cli.load_display import LoadDisplay
 from weighbridge.cli.output import as_json, console, print_json
-from weighbridge.cli.running import CommandError, engine_kinds_here, engine_kinds_soon, open_suite, run_command
+from weighbridge.cli.running import CommandError, engine_kinds_here, open_suite, run_command
 from weighbridge.cli.tables import enum_word, print_engines
 from weighbridge.client import Suite
 from weighbridge.engine_client import Engine
@@ -44,7 +44,7 @@ async def choose_engine(
     Raises:
         CommandError: the engine asked for is none of those here, or the model's plan names none that can load it.
     """
-    here = await engine_kinds_soon()
+    here = engine_kinds_here()
     if asked:
         if here and asked not in here:
             raise CommandError(
@@ -166,7 +166,7 @@ def ps(json_output: bool) -> None:
 
     async def body() -> None:
         async with open_suite() as suite:
-            here = await engine_kinds_soon() or [DEFAULT_ENGINE]
+            here = engine_kinds_here() or [DEFAULT_ENGINE]
             answers = await asyncio.gather(*(_describe(suite.engine(kind)) for kind in here))
             engines = [answer for answer in answers if isinstance(answer, engine_service_pb2.GetEngineResponse)]
             failures = [answer for answer in answers if isinstance(answer, CallError)]

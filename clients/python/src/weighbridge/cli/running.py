@@ -14,14 +14,11 @@ from weighbridge import interrupts
 from weighbridge.cli.output import print_failure, say
 from weighbridge.client import Suite
 from weighbridge.failures import CallError, ExitCode, exit_code
-from weighbridge.supervision.lock import is_supervised
+from weighbridge.supervision.lock import is_supervised, supervised_services
 from weighbridge.telemetry import traced_command
 
 RESTART_PATIENCE_S = 30.0
 """How long a command waits for a service that `weighbridge up` is starting again: its delay (5 s at most) and start."""
-
-LOOK_PERIOD_S = 0.1
-"""How often it is looked whether an engine is there."""
 
 
 class CommandError(Exception):
@@ -107,23 +104,15 @@ def open_suite(environ: Mapping[str, str] | None = None) -> Suite:
 
 
 def engine_kinds_here(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The engines that are configured here: their socket is there, or their target is set."""
+    """The engines of this user: their socket is there, their target is set, or the suite that runs here keeps them up.
+
+    One that the suite is starting, for the first time or again, is among them: a call to it waits until it serves.
+    """
     env = os.environ if environ is None else environ
+    kept_up = supervised_services(targets.run_dir(env))
     return [
         name.removeprefix("engine-")
         for name in targets.SERVICES
         if name.startswith("engine-")
-        and (targets.target_variable(name) in env or targets.socket_path(name, env).exists())
+        and (targets.target_variable(name) in env or name in kept_up or targets.socket_path(name, env).exists())
     ]
-
-
-async def engine_kinds_soon(patience_s: float = RESTART_PATIENCE_S) -> list[str]:
-    """As :func:`engine_kinds_here`; while there is none, those that a `weighbridge up` is starting are waited for.
-
-    Which ones it starts is not known here, and to wait for one that it does not would be in vain.
-    """
-    folder, clock = targets.run_dir(), asyncio.get_running_loop().time
-    ends = clock() + patience_s
-    while not (here := engine_kinds_here()) and is_supervised(folder) and clock() < ends:  # noqa: ASYNC110 - files tell nobody
-        await asyncio.sleep(LOOK_PERIOD_S)
-    return here

@@ -2,9 +2,13 @@
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 LOCK_NAME = "up.lock"
+"""The file tells who holds it: the process's id, and on the second line the services that it keeps up."""
+
+_LONGEST_RECORD_BYTES = 4096
 
 
 class SuiteRunningError(Exception):
@@ -18,10 +22,16 @@ class SuiteRunningError(Exception):
 
 
 class RunLock:
-    """The right to run a suite in one folder, held until it is released or the process ends in any way."""
+    """The right to run a suite in one folder, held until it is released or the process ends in any way.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the run folder.
+        services: what the suite keeps up, for :func:`supervised_services`.
+    """
+
+    def __init__(self, folder: Path, services: Sequence[str] = ()) -> None:
         self.path = folder / LOCK_NAME
+        self._services = tuple(services)
         self._descriptor = -1
 
     def acquire(self) -> None:
@@ -36,7 +46,7 @@ class RunLock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = _read_pid(descriptor)
+                pid, _services = _read_record(descriptor)
                 os.close(descriptor)
                 raise SuiteRunningError(self.path.parent, pid) from None
             # Its last holder may have removed the file between our open and our lock: then we hold a nameless file.
@@ -44,7 +54,7 @@ class RunLock:
                 break
             os.close(descriptor)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{' '.join(self._services)}\n".encode(), 0)
         self._descriptor = descriptor
 
     def release(self) -> None:
@@ -57,24 +67,40 @@ class RunLock:
 
 def is_supervised(folder: Path) -> bool:
     """Whether a `weighbridge up` runs in ``folder``: services that end there are started again."""
+    return _record_of_running(folder) is not None
+
+
+def supervised_services(folder: Path) -> tuple[str, ...]:
+    """The services that the `weighbridge up` of ``folder`` keeps up, whether they run at this moment or not.
+
+    Empty where no suite runs, or where it was started just now and has not told yet.
+    """
+    _pid, services = _record_of_running(folder) or (0, ())
+    return services
+
+
+def _record_of_running(folder: Path) -> tuple[int, tuple[str, ...]] | None:
+    """What the holder of the lock of ``folder`` tells; None: nobody holds it."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return _read_record(descriptor)
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)
-    return False
+    return None
 
 
-def _read_pid(descriptor: int) -> int:
-    text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-    return int(text) if text.isdigit() else 0
+def _read_record(descriptor: int) -> tuple[int, tuple[str, ...]]:
+    """The process and the services that a lock file names; 0 and nothing where it does not."""
+    text = os.pread(descriptor, _LONGEST_RECORD_BYTES, 0).decode("ascii", "replace")
+    pid, _, services = text.partition("\n")
+    return int(pid) if pid.isdigit() else 0, tuple(services.split())
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:

@@ -91,7 +91,7 @@ class RunningSuite:
         self._start_timeout_s = start_timeout_s
         self._clock = clock
         self._budget = budget
-        self._lock = RunLock(run_dir)
+        self._lock = RunLock(run_dir, [spec.name for spec in services])
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self.processes = [
