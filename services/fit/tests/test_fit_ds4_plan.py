@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weighbridge_common.sizes import format_gib
 from weighbridge_fit.capacity import Capacity
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.facts import Role, WeightFacts, WeightFormat
@@ -86,7 +87,10 @@ def test_both_lines_are_shown() -> None:
     assert both is not None
     assert int(both.metadata["policy_bytes"]) == 36 * GIB
     assert int(both.metadata["engine_bytes"]) == launch.requirement.total.expected
-    assert "36.00 GiB" in both.message
+    assert "count on 36.00 GiB" in both.message
+    # Words for whoever loads a model: what is claimed comes first.
+    assert both.message.startswith(f"{format_gib(launch.requirement.total.expected)} of memory is claimed")
+    assert "policy" not in both.message and "priced" not in both.message
     resident = made(capacity=unified(128), stream_experts=False)
     both = note(resident, "POLICY_RESIDENT")
     assert both is not None and int(both.metadata["policy_bytes"]) == 96 * GIB

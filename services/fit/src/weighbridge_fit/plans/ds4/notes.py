@@ -71,13 +71,13 @@ def _policy_note(frame: Frame, figures: AuthorFigures, decisions: Decisions, nee
     engine = needed.total.expected
     projected = figures.resident_at(context) is not None
     if not streams:
-        origin = f"never less than {format_gib(RESIDENT_RESERVATION_BYTES)} for a resident launch"
+        origin = f"never less than {format_gib(RESIDENT_RESERVATION_BYTES)} where all weights stay in memory"
     elif projected:
-        origin = f"its author's figure, carried to {context:,} tokens, for an expert cache as the author chose it"
+        origin = f"from the catalogue, for {context:,} tokens and its own choice of expert cache"
     elif figures.resident_bytes:
-        origin = "its author's figure, whatever the context"
+        origin = "from the catalogue, for any context"
     else:
-        origin = "a guess from the file's size, as no author gives one"
+        origin = "a guess from the file's size"
     metadata = {
         "policy_bytes": str(policy),
         "engine_bytes": str(engine),
@@ -87,8 +87,9 @@ def _policy_note(frame: Frame, figures: AuthorFigures, decisions: Decisions, nee
         "expert_cache_bytes": str(decisions.cache_gib * GIB),
     }
     message = (
-        f"Decided by the policy, priced by the engine: the policy counts {format_gib(policy)} for this launch "
-        f"({origin}), the engine holds {format_gib(engine)}. The engine's figure is the one that is claimed."
+        f"{format_gib(engine)} of memory is claimed for this launch: what ds4 is expected to hold. The rules "
+        f"that chose its settings count on {format_gib(policy)} ({origin}). That figure is not claimed; "
+        "there is nothing to do."
     )
     return Note("POLICY_RESIDENT", message, metadata)
 
