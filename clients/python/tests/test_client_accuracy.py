@@ -141,6 +141,18 @@ def test_a_narrow_terminal_lists_the_launches_beneath_the_figures() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.parametrize("width", [140, 100, 80])
+def test_a_shape_is_broken_between_its_settings_and_never_within_one(width: int) -> None:
+    # As the image planner writes it: settings, then one part after the other.
+    settings = ["sd", "pool=discrete", "size=1024x1024", "batch=1", "flash=1", "offload=0", "tiling=0", "type=stored"]
+    parts = [f"{name}:{'0123456789abcdef'}" for name in ("parts=diffusion_model", "text_encoder", "vae")]
+    text = printed(summarise([observed(4, 5, shape=";".join([*settings, ",".join(parts)]))]), width, {"a" * 64: "Flux"})
+    assert all(len(line) <= width for line in text.splitlines())
+    rows = [line for line in text.splitlines() if "discrete" in line or "vae" in line]
+    assert len(rows) == 2, "it is broken at all"
+    assert all(any(one in line for line in text.splitlines()) for one in (*settings, *parts))
+
+
 def test_one_model_can_be_asked_for_by_name_or_digest(measured) -> None:
     for wanted in ("Qwen3", "a" * 64, "a" * 12):
         found = json.loads(run("--model", wanted, "--json").stdout)["launches"]

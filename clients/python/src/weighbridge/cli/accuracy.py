@@ -1,7 +1,12 @@
 """`accuracy`: how well launches were planned, by what they took."""
 
+import re
+from collections.abc import Iterator
+
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.text import Text
 
 from weighbridge.accuracy import Accuracy, names_of, summarise
 from weighbridge.cli.arguments import json_option
@@ -71,10 +76,12 @@ def print_accuracy(to: Console, found: list[Accuracy], names: dict[str, str], mo
     if wide:
         table.columns[0].no_wrap = table.columns[1].no_wrap = True
     launched = name_value_table()
+    row: tuple[str | Launched, ...]
     for number, one in enumerate(found, 1):
-        words = (names.get(one.model_digest, _short(one.model_digest)), _short(one.engine_build), one.shape)
-        table.add_row(*(words if wide else (f"{number}.",)), *_figures(one))
-        launched.add_row(f"{number}.", f"{words[0]}, build {words[1] or 'unknown'}: {words[2]}")
+        words = (names.get(one.model_digest, _short(one.model_digest)), _short(one.engine_build))
+        row = (*words, Launched(one.shape)) if wide else (f"{number}.",)
+        table.add_row(*row, *_figures(one))
+        launched.add_row(f"{number}.", Launched(f"{words[0]}, build {words[1] or 'unknown'}: {one.shape}"))
     to.print(table)
     if not wide:
         to.print()
@@ -82,6 +89,28 @@ def print_accuracy(to: Console, found: list[Accuracy], names: dict[str, str], mo
     to.print()
     to.print("Sizes in GiB; median, p95 and max of the measured peaks. The error is the plan's, against the median:")
     to.print("+ more was planned than taken, − less. Plans, claims and grants are those of the latest launch.")
+
+
+class Launched:
+    """What was launched, in lines that end where a setting or a part of one does: a shape is one word of hundreds of
+    letters, which a table would break anywhere."""
+
+    def __init__(self, text: str) -> None:
+        self._pieces = re.findall(r"[^;, ]*[;, ]+|[^;, ]+", text)
+
+    def __rich_console__(self, to: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Called by rich."""
+        lines = [""]
+        for piece in self._pieces:
+            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > options.max_width:
+                lines.append("")
+            lines[-1] += piece
+        yield Text("\n".join(line.rstrip() for line in lines), overflow="fold")
+
+    def __rich_measure__(self, to: Console, options: ConsoleOptions) -> Measurement:
+        """Called by rich."""
+        longest = max((len(piece.rstrip()) for piece in self._pieces), default=0)
+        return Measurement(longest, sum(map(len, self._pieces))).with_maximum(options.max_width)
 
 
 def _figures(one: Accuracy) -> tuple[str, ...]:
