@@ -1,6 +1,7 @@
 """`chat` beyond a plain answer: thinking, tools, forms, warm-ups, and what is said while nothing comes."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,27 @@ def test_a_model_of_an_engine_that_does_not_run_says_how_to_start_it(image_suite
     assert done.exit_code == 4
     assert "for the engine ds4" in done.stderr
     assert "weighbridge up --engines mlx,sd,ds4" in done.stderr
+
+
+def test_an_engine_that_is_killed_during_its_answer_is_named_with_what_to_do(unstarted_suite: Any) -> None:
+    unstarted_suite.state.hang_after_answer = True
+    unstarted_suite.start()
+
+    def kill() -> None:
+        unstarted_suite.state.hanging.wait(60)
+        unstarted_suite.stop_serving()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    done = run("hi")
+    killer.join()
+    unstarted_suite.stop()
+    assert done.exit_code == 4
+    assert done.stdout == "The capital is Paris.\n", "what came stands"
+    assert "The service engine-mlx went away during the call." in done.stderr
+    assert "ask again" in done.stderr and "`weighbridge doctor`" in done.stderr
+    assert "[UNREACHABLE]" in done.stderr
+    assert "Stream" not in done.stderr and "ocket" not in done.stderr
 
 
 def test_an_engine_that_the_running_suite_starts_again_is_waited_for(image_suite: Any) -> None:

@@ -29,6 +29,14 @@ HTTP/2 peers refuse trailers above 8 to 16 KiB: the whole call would then end as
 UNREACHABLE = "UNREACHABLE"
 """Reason of a call that reached nobody: no socket, no listener, or the connection broke."""
 
+TRANSPORT_ERROR = "transport_error"
+"""Metadata of such a call: gRPC's own words for what happened to the connection."""
+
+_GONE = (
+    "A service is not there, or went away during the call. A suite that runs starts it again: try again in a few "
+    "seconds. If that does not help, `weighbridge doctor` says what is wrong."
+)
+
 _STATUS_KEY = "grpc-status-details-bin"
 _RETRY_KEY = "retry_after_seconds"
 _CODE_OF_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -161,7 +169,8 @@ class RpcFailure:
                 if code_of(status.code) is code:
                     return cls.from_status(status)
         if code is grpc.StatusCode.UNAVAILABLE:
-            return cls(code, UNREACHABLE, f"The service cannot be reached: {text or 'no answer'}", is_ours=False)
+            # gRPC's words ("Stream removed", a socket's errno) are for programs and reports, not for people.
+            return cls(code, UNREACHABLE, _GONE, {TRANSPORT_ERROR: text} if text else {}, is_ours=False)
         return cls(code, code.name, text or f"The call ended with {code.name}.", is_ours=False)
 
     def to_message(self) -> failure_pb2.Failure:

@@ -220,6 +220,10 @@ async def test_a_call_to_nobody_is_unreachable_in_both_worlds() -> None:
             await opened.unary_unary(METHOD)(b"")
     failure = RpcFailure.from_rpc_error(caught.value)
     assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, errors.UNREACHABLE)
+    assert "`weighbridge doctor`" in failure.message
+    told = caught.value.details()
+    assert told and told not in failure.message, "gRPC's words are not for people"
+    assert failure.metadata[errors.TRANSPORT_ERROR] == told
 
     def call() -> None:
         with grpc.insecure_channel("unix:/nowhere/at/all.sock") as plain:

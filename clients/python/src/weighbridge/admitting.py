@@ -67,7 +67,7 @@ async def admit(
         async for event in call:
             yield event
     except grpc.RpcError as error:
-        raise CallError.from_rpc_error(error) from error
+        raise CallError.from_rpc_error(error, "ledger") from error
     finally:
         # Without it a caller that stops early would leave its claim waiting.
         call.cancel()

@@ -122,7 +122,8 @@ class Suite:
             return model_at(text)
         try:
             await self.reach("fit")
-            await answered(self.fit.GetModel(fit_service_pb2.GetModelRequest(catalog_id=text), timeout=CALL_TIMEOUT_S))
+            request = fit_service_pb2.GetModelRequest(catalog_id=text)
+            await answered(self.fit.GetModel(request, timeout=CALL_TIMEOUT_S), "fit")
         except CallError as failed:
             if failed.failure.code in _UNFINISHED_LOOKUPS:
                 return model_at(text)
@@ -329,4 +330,4 @@ class Suite:
 
     async def _call(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
         await self.reach(name)
-        return await answered(start())
+        return await answered(start(), name)

@@ -70,7 +70,8 @@ class Engine:
     async def describe(self) -> engine_service_pb2.GetEngineResponse:
         """What the engine is, has and does."""
         await self.suite.reach(self.service)
-        return await answered(self.engines.GetEngine(engine_service_pb2.GetEngineRequest(), timeout=CALL_TIMEOUT_S))
+        request = engine_service_pb2.GetEngineRequest()
+        return await answered(self.engines.GetEngine(request, timeout=CALL_TIMEOUT_S), self.service)
 
     def load(
         self,
@@ -112,7 +113,7 @@ class Engine:
         """Unload the model after the requests in flight, or with ``force`` at once. Unloading nothing is no error."""
         await self.suite.reach(self.service)
         request = engine_service_pb2.UnloadModelRequest(force=force)
-        return await answered(self.engines.UnloadModel(request, timeout=UNLOAD_TIMEOUT_S))
+        return await answered(self.engines.UnloadModel(request, timeout=UNLOAD_TIMEOUT_S), self.service)
 
     def watch(self) -> AsyncGenerator[engine_service_pb2.WatchResponse, None]:
         """The engine's state, now and at every change."""
@@ -154,7 +155,7 @@ class Engine:
             async for event in call:
                 yield event
         except grpc.RpcError as error:
-            raise CallError.from_rpc_error(error) from error
+            raise CallError.from_rpc_error(error, self.service) from error
         finally:
             # Without it a caller that stops early would leave the server working for nobody.
             call.cancel()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable
+from dataclasses import replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -25,10 +26,12 @@ class CallError(Exception):
         self.failure = failure
 
     @classmethod
-    def from_rpc_error(cls, error: grpc.RpcError) -> "CallError":
-        """What a failed call means, whoever failed it."""
+    def from_rpc_error(cls, error: grpc.RpcError, service: str = "") -> "CallError":
+        """What a failed call means, whoever failed it. ``service``: whom it went to, by the name of its socket."""
         failure = RpcFailure.from_rpc_error(error)
-        return cls((None if failure.is_ours else _too_large(failure)) or failure)
+        if failure.is_ours:
+            return cls(failure)
+        return cls(_too_large(failure) or _went_away(failure, service) or failure)
 
 
 MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
@@ -51,6 +54,17 @@ def _too_large(failure: RpcFailure) -> RpcFailure | None:
     else:
         text = f"The answer is too large: it has {holds}. Ask for less at once."
     return RpcFailure(failure.code, MESSAGE_TOO_LARGE, text, metadata, is_ours=False)
+
+
+def _went_away(failure: RpcFailure, service: str) -> RpcFailure | None:
+    """That ``service`` ended while it was asked; None: the failure is another one, or it is not known whom it is of."""
+    if failure.reason != UNREACHABLE or not service:
+        return None
+    text = (
+        f"The service {service} went away during the call. A suite that runs starts it again: ask again in a few "
+        "seconds. If that does not help, `weighbridge doctor` says what is wrong."
+    )
+    return replace(failure, message=text, metadata={**failure.metadata, "service": service})
 
 
 class ExitCode(IntEnum):
@@ -109,8 +123,8 @@ def unreachable(name: str, target: str, advice: str = "Start the suite with `wei
     )
 
 
-async def answered(call: Awaitable[T]) -> T:
-    """The answer of ``call``.
+async def answered(call: Awaitable[T], service: str = "") -> T:
+    """The answer of ``call`` to ``service``.
 
     Raises:
         CallError: the call failed.
@@ -118,4 +132,4 @@ async def answered(call: Awaitable[T]) -> T:
     try:
         return await call
     except grpc.RpcError as error:
-        raise CallError.from_rpc_error(error) from error
+        raise CallError.from_rpc_error(error, service) from error

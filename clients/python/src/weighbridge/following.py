@@ -62,7 +62,7 @@ async def follow(
                     epoch, revision = response.epoch, response.revision
                     yield response
             except grpc.RpcError as error:
-                raise CallError.from_rpc_error(error) from error
+                raise CallError.from_rpc_error(error, "ledger") from error
             finally:
                 # Without it a caller that stops early would leave the ledger telling nobody.
                 call.cancel()
