@@ -1,5 +1,6 @@
 """Declared machines: specs, recorded files, and errors that say what to do."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,25 @@ def test_wrong_specs_say_what_to_do(spec: str, says: str) -> None:
     with pytest.raises(MachineSpecError) as caught:
         parse_spec(spec)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [parse_spec, load_declared])
+@pytest.mark.parametrize(
+    ("spec", "instead"),
+    [
+        ("unified:64@darwin/arm64", "unified:64"),
+        ("Discrete:64+24@linux/x86_64", "discrete:64+24"),
+        ("cpu:32@", "cpu:32"),
+    ],
+)
+def test_a_platform_belongs_to_a_machine_to_plan_for(read: Callable[[str], object], spec: str, instead: str) -> None:
+    """The client's --machine takes one. A person who writes it here is told so, and not that 64@… is no number."""
+    with pytest.raises(MachineSpecError) as caught:
+        read(spec)
+    said = str(caught.value)
+    assert "names a platform" in said and "--machine" in said
+    assert said.endswith(f"write {instead}")
+    load_declared(instead)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ class MachineSpecError(ValueError):
 def parse_spec(text: str, *, node_id: str = "", source: Source = Source.DECLARED) -> Machine:
     """A machine from `kind:ram` or `discrete:ram+card+card…`, amounts in GiB, decimals allowed.
 
+    It has no platform: engines run on the system that is here, whatever memory was declared for it.
+
     Raises:
         MachineSpecError: anything else, or an amount that no machine has.
     """
@@ -41,6 +43,12 @@ def parse_spec(text: str, *, node_id: str = "", source: Source = Source.DECLARED
     pool = _POOLS.get(kind.lower())
     if not colon or pool is None:
         raise MachineSpecError(f'"{text}" is no machine: write {EXAMPLES}')
+    amounts, at, _ = amounts.partition("@")
+    if at:
+        raise MachineSpecError(
+            f'"{text}" names a platform, which only a machine to plan for may have (--machine of the client). Loads '
+            f"happen on the system that is here: write {kind.lower()}:{amounts}"
+        )
     parts = amounts.split("+")
     ram = _bytes(parts[0], "the RAM", text, LARGEST_RAM_BYTES)
     cards = [_bytes(part, f"card {index}", text, LARGEST_CARD_BYTES) for index, part in enumerate(parts[1:], start=1)]
