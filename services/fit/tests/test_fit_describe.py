@@ -251,6 +251,67 @@ def test_a_folder_of_models_asks_for_one(root: Path) -> None:
     assert refused(root / "chats", root).reason is WeightReason.SEVERAL_MODELS
 
 
+def language_folder(folder: Path, *, tokenizer: bool = True) -> None:
+    write_safetensors(folder / "model.safetensors", LANGUAGE)
+    write_json(folder / "config.json", {"model_type": "other"})
+    if tokenizer:
+        write_json(folder / "tokenizer.json", {})
+
+
+def test_a_folder_that_only_holds_models_of_unlike_kinds_names_them(root: Path) -> None:
+    language_folder(root / "shelf/chat")
+    write_safetensors(root / "shelf/pictures/sd15.safetensors", SD15)
+    write_pipeline(root / "shelf/flux", "FluxPipeline", {"transformer": FLUX, "vae": VAE})
+    error = refused(root / "shelf", root)
+    assert error.reason is WeightReason.SEVERAL_MODELS
+    assert error.message.endswith("name one of them: chat, flux, pictures")
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_models_below_their_makers_folders_are_named_from_the_folder_on(root: Path, tokenizer: bool) -> None:
+    for name in ("maker/a", "maker/b"):
+        language_folder(root / "shelf" / name, tokenizer=tokenizer)
+    assert refused(root / "shelf", root).message.endswith("name one of them: maker/a, maker/b")
+
+
+def test_checkpoints_in_folders_of_their_own_are_no_tree(root: Path) -> None:
+    write_safetensors(root / "shelf/one/one.safetensors", SD15)
+    write_safetensors(root / "shelf/two/two.safetensors", LANGUAGE)
+    assert refused(root / "shelf", root).message.endswith("name one of them: one, two")
+
+
+def test_a_model_beside_a_folder_of_parts_is_still_a_model(root: Path) -> None:
+    language_folder(root / "shelf/chat")
+    write_safetensors(root / "shelf/vae/ae.safetensors", VAE)
+    assert refused(root / "shelf", root).message.endswith("name one of them: chat, vae")
+
+
+def test_a_folder_around_one_model_says_where_it_is(root: Path) -> None:
+    """As a cache of the hub keeps it."""
+    language_folder(root / "around/snapshots/0123abc")
+    error = refused(root / "around", root)
+    assert error.reason is WeightReason.SEVERAL_MODELS
+    assert "name snapshots/0123abc in it" in error.message
+    assert facts_of(root / "around/snapshots/0123abc", root).format is WeightFormat.SAFETENSORS
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_tree_without_its_index_is_a_tree_and_one_in_a_folder_is_not(root: Path, tokenizer: bool) -> None:
+    for name, shapes in {"transformer": FLUX, "vae": VAE}.items():
+        write_safetensors(root / "around/tree" / name / "diffusion_pytorch_model.safetensors", shapes)
+        write_json(root / "around/tree" / name / "config.json", {"_class_name": "Class"})
+    language_folder(root / "around/tree/text_encoder", tokenizer=tokenizer)
+    facts = facts_of(root / "around/tree", root)
+    assert (facts.format, set(components(facts))) == (WeightFormat.DIFFUSERS, {"transformer", "vae", "text_encoder"})
+    assert "name tree in it" in refused(root / "around", root).message
+
+
+def test_parts_sorted_into_folders_are_one_model(root: Path) -> None:
+    write_gguf(root / "m/big/flux1-dev-Q4_K_S.gguf", FLUX, "flux")
+    write_safetensors(root / "m/small/ae.safetensors", VAE)
+    assert facts_of(root / "m", root).format is WeightFormat.MIXED
+
+
 # Diffusers trees.
 
 

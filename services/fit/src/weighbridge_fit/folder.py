@@ -12,6 +12,7 @@ from weighbridge_fit import weight_names
 from weighbridge_fit.bounded_json import loads_object
 from weighbridge_fit.errors import MAX_SHOWN, WeightError, WeightReason, as_text, shown
 from weighbridge_fit.files import open_regular
+from weighbridge_fit.shelf import CONFIG_NAME, PIPELINE_NAME, models_on_shelf
 
 # Folders below the model's own: a diffusers tree needs one, a nested checkpoint two or three.
 MAX_DEPTH = 6
@@ -21,8 +22,6 @@ MAX_WEIGHT_FILES = weight_names.MAX_PARTS
 MAX_INDEX_BYTES = 32 << 20
 # Configs are a few KiB; those with a quantisation per layer reach a few hundred.
 MAX_CONFIG_BYTES = 4 << 20
-CONFIG_NAME = "config.json"
-PIPELINE_NAME = "model_index.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 # What PEFT and mlx-lm write beside their adapter_config.json; mlx-lm's numbered files are earlier states of training.
 ADAPTER_NAMES = ("adapter_model.safetensors", "adapters.safetensors", "adapter_model.bin")
@@ -32,8 +31,6 @@ MAX_GGUF_PARTS = 4
 MAX_NAMED = 12
 # Wan's own repositories keep the transformer in safetensors and the other parts as checkpoints beside it.
 _WAN_PARTS = re.compile(r"(?:models_t5_|models_clip_|Wan[0-9.]+_VAE)[^/]*\.pth")
-# Lies beside a language model's weights; a diffusers tree keeps it in a folder of its own.
-_TOKENIZERS = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"})
 
 Opener = Callable[[Path], Path | None]
 
@@ -97,7 +94,11 @@ def split_parts(path: Path) -> list[Path]:
 
 
 def several_models(names: list[str]) -> WeightError:
-    """The refusal of a folder that holds more than one model, with what can be named instead."""
+    """The refusal of a folder that holds more than one model, or another one's folder alone, with what can be named
+    instead."""
+    if len(names) == 1:
+        message = f"the folder is no model itself, it holds one: name {_listed(names)} in it"
+        return WeightError(WeightReason.SEVERAL_MODELS, message)
     message = f"the folder holds several models, or several editions of one; name one of them: {_listed(names)}"
     return WeightError(WeightReason.SEVERAL_MODELS, message)
 
@@ -191,22 +192,11 @@ class _Scan:
         return any("/".join(parts[:depth]) in parents for depth in range(1, len(parts)))
 
     def _refuse_several(self) -> None:
-        """Raises SEVERAL_MODELS for a folder of models: some are whole models of their own, or more GGUF files than one
+        """Raises SEVERAL_MODELS for a folder of models: folders of models of their own, or more GGUF files than one
         model has parts."""
-        own = sorted(
-            {parent.split("/")[0] for parent, names in self._others.items() if parent and PIPELINE_NAME in names}
-        )
-        if own and not self._weights.get(""):
-            raise several_models(own)
-        whole = sorted(
-            {
-                parent.split("/")[0]
-                for parent in self._weights
-                if parent and CONFIG_NAME in self._others.get(parent, ()) and _TOKENIZERS & self._others[parent]
-            }
-        )
-        if len(whole) > 1:
-            raise several_models(whole)
+        shelved = models_on_shelf(self._weights, self._others)
+        if shelved:
+            raise several_models(shelved)
         groups = {
             f"{parent}/{group}" if parent else group
             for parent, names in self._weights.items()
