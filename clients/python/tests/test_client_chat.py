@@ -217,6 +217,17 @@ def test_a_model_of_an_engine_that_does_not_run_says_how_to_start_it(image_suite
     assert "weighbridge up --engines mlx,sd,ds4" in done.stderr
 
 
+@pytest.mark.parametrize("suite", ["image_suite", "ds4_suite"])  # whether the engine for images runs or not
+def test_a_model_that_makes_images_is_told_from_one_to_chat_with(suite: str, request: pytest.FixtureRequest) -> None:
+    fakes = request.getfixturevalue(suite)
+    fakes.state.plan.engine_kind = plan_pb2.ENGINE_KIND_SD
+    fakes.state.plan.workload.image.width_px = 512
+    done = run("hi")
+    assert done.exit_code == 1
+    assert "tiny makes images and does not chat. Use `weighbridge image`." in done.stderr
+    assert fakes.state.asked(Request) == []
+
+
 def test_an_engine_that_is_killed_during_its_answer_is_named_with_what_to_do(unstarted_suite: Any) -> None:
     unstarted_suite.state.hang_after_answer = True
     unstarted_suite.start()

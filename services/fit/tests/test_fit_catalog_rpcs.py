@@ -392,13 +392,16 @@ async def test_a_range_that_does_not_run_says_what_would_and_by_how_much(fit: An
 
 
 async def test_an_engine_that_the_catalogue_says_is_another_is_refused(fit: Any, ledger: FakeLedger) -> None:
-    for request in (
-        pb.PlanModelRequest(model=named("sd-1.5"), engine_kind=plan_pb2.ENGINE_KIND_MLX),
-        pb.PlanModelRequest(model=named("qwen3.5-2b-q4"), engine_kind=plan_pb2.ENGINE_KIND_DS4),
+    images = "This model makes images: use `weighbridge image`, with the engine sd."
+    chats = "This model is for chat: use `weighbridge chat`, with the engine mlx."
+    for request, way_out in (
+        (pb.PlanModelRequest(model=named("sd-1.5"), engine_kind=plan_pb2.ENGINE_KIND_MLX), images),
+        (pb.PlanModelRequest(model=named("qwen3.5-2b-q4"), engine_kind=plan_pb2.ENGINE_KIND_DS4), chats),
     ):
         failure = await refusal(fit.PlanModel(request))
         assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
         assert "is loaded by" in failure.message
+        assert failure.message.endswith(way_out)
     failure = await refusal(fit.PlanModel(pb.PlanModelRequest(model=named("sd-1.5"), workload=chat(4096))))
     assert (failure.reason, failure.field_violations[0][0]) == ("INVALID_OPTION", "workload")
 

@@ -303,6 +303,13 @@ async def test_an_engine_that_does_not_load_the_model_says_so(fit: Any, ledger: 
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
 
 
+async def test_a_picture_of_a_chat_model_is_refused_with_the_command_for_it(fit: Any, ledger: FakeLedger) -> None:
+    asked = pb.PlanModelRequest(model=TINY, engine_kind=plan_pb2.ENGINE_KIND_SD)
+    failure = await refusal(fit.PlanModel(asked))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_ARCHITECTURE")
+    assert failure.message.endswith("This model is for chat: use `weighbridge chat`, with the engine mlx.")
+
+
 ABSURD_SIZES = {"hidden_size": 1 << 31, "vocab_size": 1 << 31, "kv_heads": 1 << 31, "head_size": 1 << 31}
 
 

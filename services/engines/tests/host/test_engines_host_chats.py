@@ -257,3 +257,4 @@ async def test_images_are_refused_with_a_reason(run_dir):
         images = image_service_pb2_grpc.ImageServiceStub(suite.channel)
         failure = await failure_of(images.GenerateImage(image_service_pb2.GenerateImageRequest()))
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "ENGINE_DOES_NOT_DO_IMAGES")
+        assert "makes no images" in failure.message and "`weighbridge chat`" in failure.message

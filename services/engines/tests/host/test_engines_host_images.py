@@ -12,6 +12,7 @@ from image_fakes import ImageSuite, claim_of, pictures_of, png_of, size
 from PIL import Image
 from weighbridge_engines.host.images import Images
 from weighbridge_engines.sd_server import pictures
+from weighbridge_proto.engines.v1 import chat_service_pb2
 from weighbridge_proto.engines.v1 import image_service_pb2 as image_pb
 from weighbridge_proto.errors import RequestError
 from weighbridge_proto.fit.v1 import plan_pb2
@@ -51,6 +52,13 @@ async def test_an_image_loads_its_model_and_is_rendered_by_the_ledgers_leave(run
         await eventually(lambda: lease.uses == 0)
         assert kinds(await suite.image_all())[0] == "progress"
         assert len(suite.ledger.admits) == 1
+
+
+async def test_an_engine_for_images_refuses_a_chat_and_says_what_to_use(run_dir):
+    async with ImageSuite(run_dir) as suite:
+        failure = await failure_of(suite.chats.Chat(chat_service_pb2.ChatRequest()))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.UNIMPLEMENTED, "ENGINE_DOES_NOT_CHAT")
+    assert "makes images and does not chat" in failure.message and "`weighbridge image`" in failure.message
 
 
 async def test_images_come_in_pieces_of_at_most_256_kib_each_with_its_number(run_dir):

@@ -12,8 +12,9 @@ from weighbridge_fit.facts import Role
 from weighbridge_fit.families.diffusers import LAW, DiffusersFamily
 from weighbridge_fit.families.family import Family
 from weighbridge_fit.families.generic import GenericChatFamily
+from weighbridge_fit.families.registry import Families, recognise
 from weighbridge_fit.model import Model
-from weighbridge_fit.plans.errors import PlanError
+from weighbridge_fit.plans.errors import UNSUPPORTED_ARCHITECTURE, PlanError
 from weighbridge_fit.plans.plan import Engine
 from weighbridge_fit.wire.catalog import ENGINE_KINDS
 
@@ -29,6 +30,10 @@ OF_ANOTHER_KIND: Mapping[str, str] = {
     "image": "A size is a picture's, and this is a model for chat.",
 }
 """Why nothing is solved for, by the kind of workload that the solver is for."""
+_WAY_OUT: Mapping[str, str] = {
+    "chat": "This model is for chat: use `weighbridge chat`",
+    "image": "This model makes images: use `weighbridge image`",
+}
 _ENGINES: Mapping[int, Engine] = {number: engine for engine, number in ENGINE_KINDS.items()}
 
 
@@ -84,6 +89,15 @@ def unrecognised(model: Model) -> str:
         return f"This is {role}: it is priced together with the model that it belongs to, and not alone."
     named = f"of type {model.facts.architecture!r}" if model.facts.architecture else "whose type is not known"
     return f"No engine's law prices a model {named}."
+
+
+def with_way_out(error: PlanError, model: Model, engine: Engine | None, among: Families) -> PlanError:
+    """``error`` of the plan for ``engine``, and which command and engine the model is for, if it is for another one."""
+    other = recognise(model, among) if error.reason == UNSUPPORTED_ARCHITECTURE and engine is not None else None
+    if other is None or other.engine in (engine, Engine.GENERIC):
+        return error
+    does = _WAY_OUT[other.workload_name]
+    return PlanError(error.reason, error.field, f"{error.message} {does}, with the engine {other.engine.value}.")
 
 
 def plan_refused(error: PlanError) -> RequestError:

@@ -40,6 +40,7 @@ from weighbridge_fit.requests import (
     plan_refused,
     unrecognised,
     what_if,
+    with_way_out,
     workload_kind,
 )
 from weighbridge_fit.responses import MODEL_WONT_RUN
@@ -133,7 +134,8 @@ class FitServicer(fit_service_pb2_grpc.FitServiceServicer):
                     return responses.guessed(model, refused, capacity, family.engine)
                 known = model.entry is not None and not has_facts(model) and engine in (None, model.entry.engine)
                 if error.reason != UNSUPPORTED_ARCHITECTURE or not (engine is None or known):
-                    raise plan_refused(error) from error
+                    told = await self._pricing.run(partial(with_way_out, error, model, engine, self._families))
+                    raise plan_refused(told) from error
                 why = error.message
         return responses.ranged_or_guessed(request, model, capacity, why)
 
@@ -324,7 +326,8 @@ def _family(engine: Engine | None, model: Model, kind: str, among: Families) -> 
         return recognise(model, among)
     if model.entry is not None and engine not in (model.entry.engine, Engine.GENERIC):
         named = f"{model.entry.catalog_id} is loaded by {model.entry.engine.value}, not by {engine.value}"
-        raise plan_refused(PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", f"{named}."))
+        error = PlanError(UNSUPPORTED_ARCHITECTURE, "engine_kind", f"{named}.")
+        raise plan_refused(with_way_out(error, model, engine, among))
     return family_of(engine, model, kind, among)
 
 

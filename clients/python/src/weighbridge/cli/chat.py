@@ -99,7 +99,7 @@ def chat(
         ask = partial(answer, json_output=json_output)
         async with open_suite() as suite:
             request.model.CopyFrom(await suite.resolve_model(model))
-            chosen = await choose_engine(suite, engine, request.model, request.options)
+            chosen = await choose_engine(suite, engine, request.model, request.options, to_chat=True)
             if talks and not warm_up:
                 return await converse(chosen, request, ask, json_output=json_output)
             await ask(chosen, request)

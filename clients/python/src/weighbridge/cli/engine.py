@@ -37,12 +37,15 @@ async def choose_engine(
     asked: str | None,
     model: weights_pb2.ModelRef | None,
     options: plan_pb2.EngineOptions | None = None,
+    *,
+    to_chat: bool = False,
 ) -> Engine:
     """The engine that serves ``model``: the one asked for, the only one there is, else the one that its plan with
-    ``options`` names.
+    ``options`` names. ``to_chat``: it is for a chat, and so is the model.
 
     Raises:
-        CommandError: the engine asked for is none of those here, or the model's plan names none that can load it.
+        CommandError: the engine asked for is none of those here, the model's plan names none that can load it, or the
+            model makes images and shall chat.
     """
     here = engine_kinds_here()
     if asked:
@@ -57,6 +60,8 @@ async def choose_engine(
     kind = enum_word(plan_pb2.EngineKind, plan.engine_kind, "ENGINE_KIND_")
     if f"engine-{kind}" not in targets.SERVICES:
         raise CommandError(f"No engine here can load {plan.model_name}: it can be priced, not run.")
+    if to_chat and plan.workload.WhichOneof("kind") == "image":
+        raise CommandError(f"{plan.model_name} makes images and does not chat. Use `weighbridge image`.")
     if kind not in here:
         raise CommandError(
             f"{plan.model_name} is for the engine {kind}, which does not run here. What runs: {', '.join(here)}. Start "

@@ -114,7 +114,12 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     ) -> AsyncIterator[chat_service_pb2.ChatResponse]:
         """Streams one answer."""
         if not self._host.around.kind.does_chat:
-            raise _does_not(self._host, "ENGINE_DOES_NOT_CHAT", "chats")
+            raise RequestError(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "ENGINE_DOES_NOT_CHAT",
+                f"{self._host.around.kind.title} makes images and does not chat. With a model that makes images, use "
+                "`weighbridge image`; a model for chat needs another engine.",
+            )
         async with contextlib.aclosing(chat(self._host, request)) as responses:
             async for response in responses:
                 yield response
@@ -154,16 +159,13 @@ class NoImages(image_service_pb2_grpc.ImageServiceServicer):
         self, request: image_service_pb2.GenerateImageRequest, context: Context
     ) -> AsyncIterator[image_service_pb2.GenerateImageResponse]:
         """Refuses."""
-        raise _does_not(self._host, "ENGINE_DOES_NOT_DO_IMAGES", "images")
+        raise RequestError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            "ENGINE_DOES_NOT_DO_IMAGES",
+            f"{self._host.around.kind.title} chats and makes no images. With a model for chat, use `weighbridge chat`; "
+            "a model that makes images needs another engine.",
+        )
         yield  # makes this a stream, as the contract has it
-
-
-def _does_not(host: EngineHost, reason: str, what: str) -> RequestError:
-    return RequestError(
-        grpc.StatusCode.UNIMPLEMENTED,
-        reason,
-        f"{host.around.kind.title} does not do {what}. A plan's engine kind says which engine serves a model.",
-    )
 
 
 def _wish_of(request: engine_pb.LoadModelRequest) -> Wish:
