@@ -15,6 +15,7 @@ from weighbridge_common.processes import ProcessIdentity
 from weighbridge_ledger.book import Ask, Ceilings, Charge, Claim, Lease, LeaseState, Policy, Refused, Snapshot
 from weighbridge_ledger.book.records import Ended, PutCounter, PutLease, PutWishes, Ticket
 from weighbridge_ledger.store import Observation, PutObservation, SqliteStore
+from weighbridge_ledger.store.database_file import first_line
 from weighbridge_ledger.store.migrations import SCHEMA_VERSION
 from weighbridge_ledger.tools.audit import audit
 from weighbridge_ledger.tools.check import check
@@ -272,6 +273,34 @@ def test_a_lost_page_is_a_fault(path: Path) -> None:
     assert len(pages) > 3 * 4096
     path.write_bytes(pages[:8192] + b"\xff" * 4096 + pages[12288:])
     assert checked(path) == ["DAMAGED"]
+
+
+def test_overwritten_pages_are_told_in_words_with_one_line_of_sqlite_and_what_to_do(path: Path, tmp_path: Path) -> None:
+    pages = path.read_bytes()
+    path.write_bytes(pages[:4096] + b"\xff" * (len(pages) - 4096))
+    found = tool(tmp_path, "check")
+    assert found.returncode == 1
+    assert f"{path} is damaged: parts of it were overwritten or lost (SQLite: " in found.stdout
+    # SQLite's own text is of many lines, under a head of stars; a line break would be shown as a question mark.
+    assert "?" not in found.stdout and "***" not in found.stdout
+    assert "Stop the engines first" in found.stdout
+    for file in (str(path), "ledger.db-wal", "ledger.db-shm"):
+        assert file in found.stdout
+    assert "put a backup in its place" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("*** in database main ***\nTree 2 page 2: unknown\nTree 3 page 3: unknown", "Tree 2 page 2: unknown"),
+        ("row 1 missing from index observations_by_launch", "row 1 missing from index observations_by_launch"),
+        ("database disk image is malformed.", "database disk image is malformed"),
+        ("*** in database main ***\n", "*** in database main ***"),
+        ("", "no words"),
+    ],
+)
+def test_of_what_sqlite_finds_the_first_line_is_told(said: str, line: str) -> None:
+    assert first_line(said) == line
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from weighbridge_ledger.book import Charge, Claim, Lease, LeaseState
 from weighbridge_ledger.book.records import PutLease
 from weighbridge_ledger.store import SqliteStore, StoreError
 from weighbridge_ledger.store.sqlite import PROBE_BYTES
+from weighbridge_ledger.store.unusable import ELSEWHERE
 from weighbridge_proto.channel import open_channel
 from weighbridge_proto.errors import RpcFailure
 from weighbridge_proto.ledger.v1 import lease_pb2, ledger_service_pb2_grpc
@@ -70,6 +71,10 @@ class SmallDisk:
     def empty(self) -> None:
         """Give all room back."""
         (self.seen_from_here / "filler").unlink()
+
+    def forbid_writing(self) -> None:
+        """Mount it anew, for reading only."""
+        subprocess.run(self.enter("mount", "-o", "remount,ro", str(self.folder)), check=True)
 
     def end(self) -> None:
         """Unmount it: it goes with the last process that sees it."""
@@ -207,17 +212,41 @@ async def test_a_start_on_a_full_disk_is_refused_and_goes_well_once_there_is_roo
     held = await ledger.active()
     await ledger.end(signal.SIGKILL)
     disk.fill()
-    argv = disk.enter(sys.executable, "-m", "weighbridge_ledger")
-    done = await asyncio.to_thread(
-        subprocess.run, argv, env=ledger.environ, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode not in (0, -signal.SIGSEGV, -signal.SIGBUS)
-    assert "Traceback" not in done.stderr
+    said = await refused_start(disk, ledger.environ)
+    assert f"The disk of {disk.folder} is full" in said
+    assert f"Make room there, or {ELSEWHERE}." in said
     disk.empty()
     await ledger.start()
     leases = (await ledger.stub.ListLeases(pb.ListLeasesRequest())).leases
     assert [lease.lease_id for lease in leases] == [held.lease.lease_id]
     assert await ledger.end(signal.SIGTERM) == 0
+
+
+async def refused_start(disk: SmallDisk, environ: dict[str, str]) -> str:
+    """What a ledger says that cannot start."""
+    argv = disk.enter(sys.executable, "-m", "weighbridge_ledger")
+    done = await asyncio.to_thread(
+        subprocess.run, argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode not in (0, -signal.SIGSEGV, -signal.SIGBUS)
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("leave", [0, 8 * KIB, 48 * KIB, 100 * KIB])
+async def test_a_first_start_on_a_full_disk_says_that_it_is_full(disk: SmallDisk, ledger_process, leave: int) -> None:
+    """SQLite says "disk I/O error" or "database or disk is full", by which file has no room."""
+    disk.fill(leave)
+    said = await refused_start(disk, ledger_process.environ)
+    assert f"The disk of {disk.folder} is full" in said
+    assert f"Make room there, or {ELSEWHERE}." in said
+
+
+async def test_a_start_on_a_disk_that_cannot_be_written_says_what_to_do(disk: SmallDisk, ledger_process) -> None:
+    disk.forbid_writing()
+    said = await refused_start(disk, ledger_process.environ)
+    assert f"may not write to its data folder {disk.folder}: Read-only file system." in said
+    assert f"Let its user write there, or {ELSEWHERE}." in said
 
 
 LOG_WITHOUT_DATABASE = """

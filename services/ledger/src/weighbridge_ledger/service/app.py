@@ -1,6 +1,7 @@
 """Puts a ledger together: machine, store, book, servicer."""
 
 import random
+import sqlite3
 
 import structlog
 from weighbridge_common import processes
@@ -23,6 +24,7 @@ from weighbridge_ledger.service.tokens import Tokens
 from weighbridge_ledger.settings import LedgerSettings
 from weighbridge_ledger.store import SqliteStore, Store, StoreError, StoreRefusedError
 from weighbridge_ledger.store.sqlite import DATABASE
+from weighbridge_ledger.store.unusable import unusable
 
 _log = structlog.get_logger(__name__)
 
@@ -48,8 +50,9 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
         raise SettingsError(f"{LedgerSettings.variable('machine')}: {error}") from error
     except Exception as error:
         raise StartError(f"This machine's memory cannot be read: {error}") from error
+    path = settings.data_dir.expanduser() / DATABASE
     try:
-        store = SqliteStore(settings.data_dir.expanduser() / DATABASE)
+        store = SqliteStore(path)
     except StoreRefusedError as error:
         raise StartError(str(error)) from error
     try:
@@ -66,7 +69,9 @@ async def build_ledger(context: ServerContext) -> LedgerServicer:
         if isinstance(error, StoreRefusedError):
             raise StartError(str(error)) from error
         if isinstance(error, StoreError):
-            raise StartError(f"The store cannot be written: {error}. Nothing was changed.") from error
+            cause = error.__cause__
+            refusal = unusable(path, cause) if isinstance(cause, sqlite3.Error) else error
+            raise StartError(str(refusal)) from error
         raise
     context.add(ledger_service_pb2_grpc.add_LedgerServiceServicer_to_server, servicer)
     servicer.start(context.stopping, context.set_serving)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weighbridge_ledger.store.database_file import read
+from weighbridge_ledger.store.database_file import first_line, read
 from weighbridge_ledger.store.interface import StoreRefusedError
 
 NUMBERS_SKIPPED = 2**32
@@ -97,10 +97,10 @@ def _copy(db: sqlite3.Connection, partial: Path, now_wall: float) -> tuple[int, 
     with _as_backup_errors(), contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy:
         db.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE").fetchall()  # one file, also once it was opened
-        found = [str(row[0]) for row in copy.execute("PRAGMA integrity_check(3)")]
+        found = [str(row[0]) for row in copy.execute("PRAGMA integrity_check(1)")]
         if found != ["ok"]:
             raise StoreRefusedError(
-                f"The database is damaged ({'; '.join(found)}): `check` says more. No copy was made."
+                f"The database is damaged (SQLite: {first_line(found[0])}): `check` says more. No copy was made."
             )
         if not copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
             raise StoreRefusedError("The database is empty: no ledger has been started on it. No copy was made.")

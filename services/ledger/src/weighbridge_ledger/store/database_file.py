@@ -66,7 +66,7 @@ def read(path: Path, query: Callable[[sqlite3.Connection], T]) -> T:
                 raise
             if isinstance(error, sqlite3.OperationalError):  # such as a lock, or a folder that may not be written
                 raise StoreRefusedError(f"{path} cannot be read: {error}. {left_alone(path)}") from error
-            raise DamagedError(f"{path} is damaged ({error}). {left_alone(path)}") from error
+            raise DamagedError(f"{damage(path, str(error))} {left_alone(path)}") from error
         if before[1] or _state(path) == before:
             return result
     raise StoreRefusedError(f"{path} is being opened and closed all the time. Try again.")
@@ -75,9 +75,22 @@ def read(path: Path, query: Callable[[sqlite3.Connection], T]) -> T:
 def left_alone(path: Path) -> str:
     """What to do with a file that cannot be used."""
     return (
-        f"It was left as it is. Move {path} away to start with an empty store, or put a backup in its place: leases of "
-        "living engines are then unknown, so stop the engines first."
+        "It was left as it is. Stop the engines first, because the leases of living ones would then be unknown. Then "
+        f"move {path} away, with {path.name}-wal and {path.name}-shm where they are there, and put a backup in its "
+        "place, or start with an empty store."
     )
+
+
+def damage(path: Path, found: str) -> str:
+    """That a database is damaged, with the first line of what SQLite found."""
+    return f"{path} is damaged: parts of it were overwritten or lost (SQLite: {first_line(found)})."
+
+
+def first_line(found: str) -> str:
+    """The first finding in a text of SQLite's, which may be many lines under a head such as "*** in database main ***"
+    (sqlite.org/pragma.html#pragma_integrity_check)."""
+    lines = [line.strip() for line in found.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("***")), lines[0] if lines else "no words").rstrip(".")
 
 
 def _state(path: Path) -> tuple[tuple[int, int, int] | None, bool]:
@@ -115,9 +128,9 @@ def _check_contents(path: Path, db: sqlite3.Connection) -> None:
     # Ours carries its mark from the transaction on that made its first table.
     if application != APPLICATION_ID and (application or db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()):
         raise OtherProgramError(f"{path} belongs to another program. {left_alone(path)}")
-    found = [str(row[0]) for row in db.execute("PRAGMA quick_check(3)")]
+    found = [str(row[0]) for row in db.execute("PRAGMA quick_check(1)")]
     if found != ["ok"]:
-        raise DamagedError(f"{path} is damaged ({'; '.join(found)}). {left_alone(path)}")
+        raise DamagedError(f"{damage(path, found[0])} {left_alone(path)}")
 
 
 def _check_version(path: Path, version: int) -> None:

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from weighbridge_ledger.store.interface import StoreRefusedError
+from weighbridge_ledger.store.unusable import unusable
 
 LOCK_BYTE = 2**62
 """Beyond the end of any file. SQLite's own locks lie at 2^30 and the 511 bytes after it."""
@@ -101,7 +102,7 @@ def _lock_beside(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreRefusedError(f"{path} cannot be opened: {error.strerror}.") from error
+        raise unusable(path, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -115,7 +116,7 @@ def _opened(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreRefusedError(f"{path} cannot be opened: {error.strerror}.") from error
+        raise unusable(path, error) from error
 
 
 def _request(kind: int, start: int) -> bytes:

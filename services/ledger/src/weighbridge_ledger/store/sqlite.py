@@ -37,10 +37,10 @@ from weighbridge_ledger.store.interface import (
     Observation,
     PutObservation,
     StoreError,
-    StoreRefusedError,
 )
 from weighbridge_ledger.store.lock import StoreLock
 from weighbridge_ledger.store.migrations import SCHEMA_VERSION, migrate
+from weighbridge_ledger.store.unusable import unusable
 from weighbridge_ledger.store.upgrade import prepare
 
 DATABASE = "ledger.db"
@@ -87,7 +87,7 @@ class SqliteStore:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreRefusedError(f"The folder {path.parent} cannot be made: {error.strerror}.") from error
+            raise unusable(path, error) from error
         self._lock = StoreLock(path)
         try:
             schema = examine(path)
@@ -285,7 +285,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=256)
     except sqlite3.Error as error:
-        raise StoreRefusedError(f"{path} cannot be opened: {error}.") from error
+        raise unusable(path, error) from error
     try:
         _configure(db)
         if migrate(db):
@@ -293,7 +293,7 @@ def _open(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except sqlite3.Error as error:
         db.close()
-        raise StoreRefusedError(f"{path} cannot be used: {error}.") from error
+        raise unusable(path, error) from error
     return db
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weighbridge_ledger.book import Ceilings, Policy, Snapshot
 from weighbridge_ledger.store.contents import Unreadable, read_observations, read_snapshot
-from weighbridge_ledger.store.database_file import DamagedError
+from weighbridge_ledger.store.database_file import DamagedError, first_line
 from weighbridge_ledger.store.image import image
 from weighbridge_ledger.store.migrations import SCHEMA_VERSION, migrate
 from weighbridge_ledger.tools.audit import Finding, audit
@@ -54,7 +54,7 @@ def check(path: Path, ceilings: Ceilings, policy: Policy) -> Report:
 
 def _check(path: Path, db: sqlite3.Connection, schema: int, ceilings: Ceilings, policy: Policy) -> Report:
     findings = [
-        Finding("INTEGRITY", str(row[0]))
+        Finding("INTEGRITY", f"The database is damaged (SQLite: {first_line(str(row[0]))}).")
         for row in db.execute(f"PRAGMA integrity_check({INTEGRITY_LINES})")
         if row[0] != "ok"
     ]
