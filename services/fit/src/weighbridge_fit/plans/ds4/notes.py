@@ -87,7 +87,7 @@ def _policy_note(frame: Frame, figures: AuthorFigures, decisions: Decisions, nee
         "expert_cache_bytes": str(decisions.cache_gib * GIB),
     }
     message = (
-        f"{format_gib(engine)} of memory is claimed for this launch: what ds4 is expected to hold. The rules "
+        f"At least {format_gib(engine)} of memory is claimed for this launch: what ds4 is expected to hold. The rules "
         f"that chose its settings count on {format_gib(policy)} ({origin}). That figure is not claimed; "
         "there is nothing to do."
     )
