@@ -12,8 +12,8 @@ from weighbridge_ledger.store.interface import StoreRefusedError
 ELSEWHERE = "name another folder with WEIGHBRIDGE_LEDGER_DATA_DIR"
 
 ROOM_TO_START_BYTES = 2**18
-"""Less than this free, and an I/O error is taken for a full disk. A first start needs some 100 KiB: the index of the log
-(32 KiB), and the first tables in the log and in the database (32 KiB each; SQLite 3.40, December 2026)."""
+"""Less than this free, and an I/O error is taken for a full disk. A first start needs some 100 KiB: the log's index (32
+KiB), and the first tables in the log and in the database (32 KiB each; SQLite 3.40, December 2026)."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
