@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
@@ -345,6 +346,9 @@ class BookMachine(Driver):
         self.seen.update(self.shadow.told)
 
 
+@pytest.mark.timeout(
+    900
+)  # All of it is computing: half a minute on an idle core, and a multiple of that on a busy one.
 def test_the_book_holds_in_every_interleaving(new_world) -> None:
     steps = int(os.environ.get("WEIGHBRIDGE_BOOK_STEPS", "10000"))
     seen: Counter[str] = Counter()
