@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from weighbridge_ledger.book import Ask, Ceilings, Claim, DeviceWant, LeaseState, Policy
+from weighbridge_ledger.book import Ask, Ceilings, Claim, DeviceWant, LeaseState, Observed, Policy
 from weighbridge_ledger.book.states import Credential
 
 LONG = 600.0
@@ -345,3 +345,19 @@ def test_a_claim_for_several_cards_takes_them_the_other_way_round_where_the_best
     assert charge(world, several).devices == (("a", 2), ("b", 1))
     world.release(idle, world.secret(idle))
     assert world.state(waits) is LeaseState.GRANTED
+
+
+def test_what_was_in_use_above_a_grant_is_in_nobodys_way_twice_once_it_is_granted(new_world) -> None:
+    """Counted as held from outside and as growth, it would harm the protected claim, and its engine would be ended."""
+    world = new_world(8, POLICY)
+    enter(world, Claim(4), 1, pinned=True)
+    replaced = enter(world, Claim(1), 2)
+    grows = enter(world, Claim(1), 3)
+    renew = world.book.renew
+    assert renew(grows, world.secret(grows), Observed(5), world.now).out_of_grant.reason == "OUT_OF_GRANT"
+    waits = enter(world, Claim(1), 2, replaces=credential(world, replaced))
+    world.pass_time(POLICY.protect_after_s)
+    assert world.state(waits) is LeaseState.QUEUED
+    # 4 pinned, 2 in use and 1 for the claim that waits: 7 of 8.
+    assert renew(grows, world.secret(grows), Observed(2), world.now).out_of_grant is None
+    assert charge(world, grows).host_bytes == 2

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 
 from weighbridge_common.immutable import immutable
 from weighbridge_common.processes import ProcessIdentity
@@ -363,7 +364,12 @@ class HolderVerbs(TimedCore):
             return changed
         if entry.lease.state is LeaseState.VACATING:
             return Refused(Reason.LEASE_VACATING, "The lease has been asked to vacate and cannot grow.")
-        passed = passing.may_pass(list(self._contenders()), added, self._machine(), now.monotonic, self._policy)
+        # What it uses is charged then, and must not be in somebody's way twice.
+        in_use = entry.observed if observed is None else observed
+        left = {} if in_use is None else _overrun(changed, in_use)
+        outside = self._overruns.seen_from(entry.lease.lease_id, self._external, left)
+        machine = replace(self._machine(), external=outside)
+        passed = passing.may_pass(list(self._contenders()), added, machine, now.monotonic, self._policy)
         if passed is None:
             return Refused(Reason.CANNOT_GROW, "An earlier claim has waited too long to be overtaken once more.")
         self._count_passes(passed)

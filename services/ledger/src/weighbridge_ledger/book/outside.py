@@ -1,7 +1,12 @@
 """Bytes that leases use above their grants and that could not be granted: charged to nobody, and given to nobody either
 (rule 23). Summed up, so that no decision adds up all leases."""
 
+from collections.abc import Mapping
+
 from weighbridge_ledger.book.states import HOST, External
+
+NOTHING: Mapping[str, int] = {}
+"""No excess. Never written to."""
 
 
 class Overruns:
@@ -36,10 +41,12 @@ class Overruns:
                 devices[pool] = devices.get(pool, 0) + size
         return External(measured.host_bytes + self._by_pool.get(HOST, 0), devices)
 
-    def seen_from(self, lease_id: str, external: External) -> External:
-        """What is held from outside, from the point of view of one lease: its own excess is its own."""
-        own = self._by_lease.get(lease_id)
-        if not own:
+    def seen_from(self, lease_id: str, external: External, left: Mapping[str, int] = NOTHING) -> External:
+        """What is held from outside, from the point of view of one lease: of its own excess only what is `left`."""
+        own = self._by_lease.get(lease_id, NOTHING)
+        if own == left:
             return external
-        devices = {device: size - own.get(device, 0) for device, size in external.devices.items()}
-        return External(external.host_bytes - own.get(HOST, 0), devices)
+        devices = dict(external.devices)
+        for pool in (own.keys() | left.keys()) - {HOST}:
+            devices[pool] = devices.get(pool, 0) + left.get(pool, 0) - own.get(pool, 0)
+        return External(external.host_bytes + left.get(HOST, 0) - own.get(HOST, 0), devices)
