@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 
-from weighbridge_engines.models import ds4_layout
-from weighbridge_engines.models.ds4_layout import LAYERS, MIXES, TYPES, Mix
+from weighbridge_common import ds4_layout
+from weighbridge_common.ds4_layout import LAYERS, MIXES, TYPES, Mix
 from weighbridge_fit.capacity import Capacity, Ceiling, DeviceCeiling, Pool
 from weighbridge_fit.catalog.entry import CatalogEntry
 from weighbridge_fit.catalog.manifest import read_manifest

@@ -6,7 +6,7 @@ one session are public (September 2026) and how they are told is ours.
 
 from dataclasses import dataclass
 
-from weighbridge_engines.models.ds4_layout import EXPERTS, HEAD_SIZE, INDEXER_SIZE, LAYERS, RATIOS, V41_LAYERS
+from weighbridge_common.ds4_layout import EXPERTS, HEAD_SIZE, INDEXER_SIZE, LAYERS, RATIOS, V41_LAYERS
 
 from services.engines.standins.ds4 import log
 from services.engines.standins.ds4.command_line import CommandLine

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from weighbridge_engines.models import ds4_layout as layout
-from weighbridge_engines.models.ds4_layout import TYPES, Tensor
+from weighbridge_common import ds4_layout as layout
+from weighbridge_common.ds4_layout import TYPES, Tensor
 from weighbridge_engines.models.sparse_ds4 import SPECIAL_TOKENS
 
 from services.engines.standins.ds4.flags import MAY, SEPTEMBER

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from weighbridge_engines.models.ds4_layout import TYPES, Tensor
+from weighbridge_common.ds4_layout import TYPES, Tensor
 
 from services.engines.standins.ds4 import log
 

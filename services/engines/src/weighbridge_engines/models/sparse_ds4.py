@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from weighbridge_engines.models.ds4_layout import (
+from weighbridge_common.ds4_layout import (
     ALIGNMENT,
     DSPARK_RANK,
     EXPERT_SIZE,
