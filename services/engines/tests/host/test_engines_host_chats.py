@@ -8,8 +8,7 @@ import grpc
 import pytest
 from chat_fakes import FakeChatKind
 from host_fakes import Suite, eventually, failure_of, kill, kinds, until_event
-from weighbridge_engines.host.chat import LARGE_REQUEST_BYTES
-from weighbridge_engines.host.chat_limits import MOST_MESSAGES
+from weighbridge_engines.host.chat_limits import LARGE_REQUEST_BYTES, MOST_MESSAGES
 from weighbridge_proto.engines.v1 import chat_service_pb2, engine_service_pb2, image_service_pb2, image_service_pb2_grpc
 from weighbridge_proto.engines.v1 import engine_service_pb2 as engine_pb
 

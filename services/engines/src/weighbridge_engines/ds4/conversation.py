@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import httpx2
@@ -26,6 +27,7 @@ from weighbridge_engines.ds4.leftovers import Leftovers
 from weighbridge_engines.ds4.served import Served
 from weighbridge_engines.ds4.sse import SseError
 from weighbridge_engines.ds4.turns import Turn, TurnLog
+from weighbridge_engines.host.chat_limits import look_through
 from weighbridge_engines.host.clock import Clock
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
 from weighbridge_engines.host.waiting import first_of_two
@@ -127,7 +129,7 @@ class Conversations:
         # builds that demand a token of every answer keep one more, and go on less often.
         lengths = (0, 1) if request.warm_up else (None,)
         for length in lengths:
-            body = await asyncio.to_thread(requests.render, request, self._served, length)
+            body = await look_through(request, partial(requests.render, request, self._served, length))
             try:
                 async with contextlib.aclosing(self._answer(request, body, length)) as responses:
                     async for response in responses:

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from weighbridge_proto.engines.v1 import chat_service_pb2 as chat_pb
 from weighbridge_proto.errors import RequestError, RpcFailure, invalid_argument, unavailable
 from weighbridge_proto.ledger.v1 import lease_pb2
 
 from weighbridge_engines.host import failures
-from weighbridge_engines.host.chat_limits import refuse_too_many
+from weighbridge_engines.host.chat_limits import look_through, refuse_too_many
 from weighbridge_engines.host.draining import drain
 from weighbridge_engines.host.engine_host import EngineHost
 from weighbridge_engines.host.kind import EngineBrokenError, EngineLostError
@@ -24,11 +25,6 @@ from weighbridge_engines.host.wish import Wish
 MAX_LOADS = 3
 """A model that is taken away before it could be used is loaded again this often, all in all."""
 
-LARGE_REQUEST_BYTES = 64 * 2**10
-"""A request from this size on is checked beside the event loop. A message may have 32 MiB, and the check of
-one tool whose schema has 30 MB takes 7 s (measured, December 2026): on the loop, nobody is answered and no lease is
-renewed meanwhile. Smaller ones are checked in the order in which they come, within 0.1 s."""
-
 
 async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator[chat_pb.ChatResponse, None]:
     """The events of one chat.
@@ -39,10 +35,7 @@ async def chat(host: EngineHost, request: chat_pb.ChatRequest) -> AsyncGenerator
     if not request.messages:
         raise invalid_argument("messages", "a conversation needs at least one message", "EMPTY_CONVERSATION")
     refuse_too_many(request)
-    if request.ByteSize() < LARGE_REQUEST_BYTES:
-        host.around.kind.check_chat(request)
-    else:
-        await asyncio.to_thread(host.around.kind.check_chat, request)
+    await look_through(request, partial(host.around.kind.check_chat, request))
     measure = ChatMeasure(host.around.clock.monotonic())
     model_name, usage, error_type = "", None, None
     wish = Wish(
